@@ -1,0 +1,117 @@
+# The three commands a person types: make run, make test, make clean.
+# Everything is installed into .venv; stamps under .make/ let the next run start in seconds.
+
+PYTHON ?= python3
+HOST ?= 127.0.0.1
+PORT ?= 8000
+RECIPE ?= tiny-world
+# One exact torch release: an open range would let pip fetch gigabytes of CUDA libraries. On Linux x86-64, PyPI's own
+# build of it carries CUDA; for a small one: make run TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
+TORCH_SPEC ?= torch==2.13.0
+TORCH_ARGS ?=
+# make test REQ_STRICT=--req-strict fails when a required acceptance check has no passing test.
+REQ_STRICT ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+STAMPS := .make
+PAGE := realtime_omni/server/page
+WEB := clients/web
+
+# Torch's OpenMP workers spin between ticks unless told to sleep; on two cores the spinning starves the event loop.
+export OMP_WAIT_POLICY := PASSIVE
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+export DEBIAN_FRONTEND := noninteractive
+
+# What mypy checks with --strict: the parts that are pure. A file that does not exist yet is left out.
+STRICT := $(wildcard protocols/realtime_omni_protocols clients/python/realtime_omni_client \
+  realtime_omni/session realtime_omni/kv/blocks.py realtime_omni/kv/window.py realtime_omni/kv/capacity.py \
+  realtime_omni/engine/scheduler.py realtime_omni/ids.py realtime_omni/errors.py realtime_omni/clock.py \
+  realtime_omni/artifacts.py realtime_omni/config.py realtime_omni/recipe.py realtime_omni/cli.py)
+
+.PHONY: run test lint imports web pytest install clean help
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make run    serve $(RECIPE) on http://$(HOST):$(PORT)"
+	@echo "make test   lint, types, import contracts, web page, tests"
+	@echo "make clean  remove .venv and the stamps"
+
+run: install
+	@echo "Serving $(RECIPE) on http://$(HOST):$(PORT)  (Ctrl-C stops it)"
+	@exec $(BIN)/realtime-omni serve $(RECIPE) --host $(HOST) --port $(PORT)
+
+test: lint imports web pytest
+
+# -- set-up --------------------------------------------------------------------------------------------------------
+
+install: $(STAMPS)/install
+
+$(STAMPS)/venv:
+	@mkdir -p $(STAMPS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "realtime_omni needs Python 3.11 or newer; name one with PYTHON=..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
+	  || { echo "could not create $(VENV); on Debian and Ubuntu: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
+	@touch $@
+
+# The installed release, written down as a constraint, so that no later step can exchange it.
+$(STAMPS)/torch: $(STAMPS)/venv
+	@$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) install $(TORCH_ARGS) "$(TORCH_SPEC)"
+	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $@
+
+$(STAMPS)/install: $(STAMPS)/torch pyproject.toml
+	$(PIP) install --quiet -c $(STAMPS)/torch -e ".[all]"
+	@touch $@
+
+# $(call system_package,COMMAND,PACKAGES): installs Debian packages unless COMMAND is there already.
+define system_package
+@mkdir -p $(STAMPS)
+@command -v $(1) >/dev/null || { \
+  command -v apt-get >/dev/null || { echo "$(1) is missing; install $(2)"; exit 1; }; \
+  if [ "$$(id -u)" = 0 ]; then sudo=; elif sudo -n true 2>/dev/null; then sudo=sudo; \
+  else echo "$(1) is missing; as root: apt-get install $(2)"; exit 1; fi; \
+  $$sudo apt-get update -qq && $$sudo apt-get install -qq -y $(2); }
+@touch $@
+endef
+
+$(STAMPS)/node:
+	$(call system_package,npm,nodejs npm)
+
+$(STAMPS)/chromium:
+	$(call system_package,chromium,chromium)
+
+# -- checks --------------------------------------------------------------------------------------------------------
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict $(STRICT)
+
+imports: install
+	$(BIN)/lint-imports
+
+$(STAMPS)/node_modules: $(wildcard $(WEB)/package.json $(WEB)/package-lock.json) $(STAMPS)/node
+	cd $(WEB) && npm ci --no-audit --no-fund
+	@touch $@
+
+# The page is committed in built form, so that `make run` needs no Node; here we prove that it is what the source builds.
+ifneq ($(wildcard $(WEB)/package.json),)
+web: $(STAMPS)/node_modules
+	@rm -rf $(STAMPS)/page && mkdir -p $(PAGE) && cp -R $(PAGE) $(STAMPS)/page
+	cd $(WEB) && npm run build && npm test --if-present
+	@diff -r $(STAMPS)/page $(PAGE) \
+	  || { echo "$(PAGE) was not what $(WEB) builds; it has been rebuilt: commit it"; exit 1; }
+else
+web:
+	@echo "web: skipped, $(WEB)/package.json does not exist yet"
+endif
+
+pytest: install $(STAMPS)/chromium $(STAMPS)/node
+	$(BIN)/python -m pytest $(REQ_STRICT) $(PYTEST_ARGS)
+
+clean:
+	rm -rf $(VENV) $(STAMPS) $(WEB)/node_modules

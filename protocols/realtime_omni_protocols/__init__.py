@@ -1,0 +1,1 @@
+"""The wire protocols: sans-I/O machines, message types and error codes."""

@@ -1,0 +1,1 @@
+"""realtime_omni: an interactive realtime session server, and the in-process SessionManager API."""

@@ -1,0 +1,1 @@
+"""Benchmarks: each validates its outputs before it reports a number."""

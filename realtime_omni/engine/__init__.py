@@ -1,0 +1,1 @@
+"""The engine: the one thread that owns sessions, pages and model rows."""

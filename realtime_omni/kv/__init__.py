@@ -1,0 +1,1 @@
+"""KV memory: pages, windows and capacity (pure), and the storage behind them (torch)."""

@@ -1,0 +1,1 @@
+"""Attention over paged KV memory, one module per backend."""

@@ -1,0 +1,1 @@
+"""Models: the contract they meet, the catalog, and one folder per model."""

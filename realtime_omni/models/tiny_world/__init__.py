@@ -1,0 +1,1 @@
+"""The embedded world model: small enough for two CPU cores."""

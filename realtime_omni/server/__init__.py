@@ -1,0 +1,1 @@
+"""The server: one file per protocol, turning messages into commands."""

@@ -1,0 +1,1 @@
+"""Sessions: pure state machines with no clock, socket, thread or tensor."""
