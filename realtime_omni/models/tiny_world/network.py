@@ -1,0 +1,263 @@
+"""The network of tiny-world: a block-causal diffusion transformer over pixels.
+
+Owns: the modules, their configuration and the rotary positions. It predicts the clean
+picture of one block of frames from its noised picture, the keys, the place and whatever
+history `attend` shows it.
+
+Must not know: how history is kept. There is no mask, cache, window or page here; the caller
+passes `attend`, which receives the rotated queries and keys of every layer and decides what
+they see. Training passes a masked attention over whole clips, a server its paged cache.
+
+Invariants: rows of a batch never mix; positions enter only through rotary angles of absolute
+frame numbers, so a row may stand at any frame (angles are computed in float64).
+
+Shape legend: B rows, F frames, N tokens of a frame, T = F * N, D width, G = grid side,
+C = 3 colours, H W = image side, K keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""`attend(layer, q, k, v)`: each [B, T, heads, head_dim], q and k rotated; returns the same shape."""
+
+ROPE_BASE = 100.0  # positions that are compared lie within one window: 24 frames, 8 rows, 8 columns
+NOISE_FREQUENCIES = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkConfig:
+    """The shape of the network and the facts a server needs to run it; kept as config.json."""
+
+    image_size: int = 128
+    patch: int = 16
+    width: int = 256
+    layers: int = 8
+    heads: int = 4
+    mlp_width: int = 960
+    refine_channels: int = 64
+    detail_channels: int = 24
+    frames_per_block: int = 3
+    window_frames: int = 24
+    """Frames a query sees at most, its own block included."""
+    sink_frames: int = 0
+    num_places: int = 6
+    num_keys: int = 8
+    context_noise: float = 0.0
+    """Noise level at which a finished block is written into the history."""
+    sampler_steps: int = 2
+    sampler_shift: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.image_size % self.patch or self.patch % 4:
+            raise ValueError("image_size must be a multiple of patch, and patch of 4")
+        if self.width % self.heads or (self.width // self.heads) % 8:
+            raise ValueError("head_dim must be a multiple of 8")
+        if self.window_frames % self.frames_per_block:
+            raise ValueError("window_frames must be whole blocks")
+
+    @property
+    def grid(self) -> int:
+        return self.image_size // self.patch
+
+    @property
+    def tokens_per_frame(self) -> int:
+        return self.grid * self.grid
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> NetworkConfig:
+        """Unknown fields are refused (TypeError), absent ones take their default."""
+        return cls(**json.loads(text))
+
+    @classmethod
+    def load(cls, path: Path) -> NetworkConfig:
+        return cls.from_json(path.read_text(encoding="utf-8"))
+
+
+def rope_dims(head_dim: int) -> tuple[int, int, int]:
+    """How a head's channels are shared by (time, row, column); each is even."""
+    time = head_dim // 4
+    row = (head_dim - time) // 4 * 2
+    return time, row, head_dim - time - row
+
+
+def rope_angles(position: Tensor, dims: int) -> Tensor:
+    """Angles [..., dims / 2] in float64 of integer positions [...]."""
+    exponent = torch.arange(0, dims, 2, dtype=torch.float64, device=position.device) / dims
+    return position.to(torch.float64)[..., None] * ROPE_BASE**-exponent
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate channel pairs (i, i + half) of x [B, T, heads, head_dim]; cos, sin [B, T, 1, head_dim / 2]."""
+    first, second = x.float().chunk(2, dim=-1)
+    turned = torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+    return turned.to(x.dtype)
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return x * (1 + scale) + shift
+
+
+class Layer(nn.Module):
+    """Attention and MLP, both modulated per frame; the modulation is computed once for all layers."""
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        width, hidden = config.width, config.mlp_width
+        self.heads, self.head_dim = config.heads, config.head_dim
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
+        self.q_norm = nn.RMSNorm(config.head_dim, eps=1e-6)
+        self.k_norm = nn.RMSNorm(config.head_dim, eps=1e-6)
+        self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        modulation_bias = torch.zeros(6, width)
+        modulation_bias[2] = modulation_bias[5] = 1.0  # gates open; out and down start at zero instead
+        self.modulation_bias = nn.Parameter(modulation_bias)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.down.weight)
+
+    def forward(
+        self, index: int, x_BFND: Tensor, mod_BF6D: Tensor, cos: Tensor, sin: Tensor, attend: Attend
+    ) -> Tensor:
+        B, F, N, D = x_BFND.shape
+        mod = (mod_BF6D + self.modulation_bias).to(x_BFND.dtype)
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = mod[:, :, None].unbind(dim=3)
+        h = modulate(self.norm(x_BFND), shift_a, scale_a)
+        q, k, v = self.qkv(h).view(B, F * N, 3, self.heads, self.head_dim).unbind(dim=2)
+        q = rotate(self.q_norm(q), cos, sin).to(v.dtype)
+        k = rotate(self.k_norm(k), cos, sin).to(v.dtype)
+        seen = attend(index, q, k, v).reshape(B, F, N, D)
+        x_BFND = x_BFND + gate_a * self.out(seen)
+        h = modulate(self.norm(x_BFND), shift_m, scale_m)
+        return x_BFND + gate_m * self.down(functional.gelu(self.up(h), approximate="tanh"))
+
+
+class Head(nn.Module):
+    """Tokens to pixels: a linear map to quarter resolution, then convolutions that cross patch seams."""
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        self.grid, self.cell = config.grid, config.patch // 4
+        refine, detail = config.refine_channels, config.detail_channels
+        self.spread = nn.Linear(config.width, refine * self.cell * self.cell)
+        self.refine_in = nn.Conv2d(refine, refine, 3, padding=1)
+        self.refine_out = nn.Conv2d(refine, refine, 3, padding=1)
+        self.to_detail = nn.Conv2d(refine, 4 * detail, 3, padding=1)
+        self.detail = nn.Conv2d(detail, detail, 3, padding=1)
+        self.to_rgb = nn.Conv2d(detail, 12, 3, padding=1)
+
+    def forward(self, h_BFND: Tensor) -> Tensor:
+        B, F = h_BFND.shape[:2]
+        x = self.spread(h_BFND).view(B * F, self.grid, self.grid, self.cell, self.cell, -1)
+        x = x.permute(0, 5, 1, 3, 2, 4).reshape(B * F, -1, self.grid * self.cell, self.grid * self.cell)
+        x = x + self.refine_out(functional.silu(self.refine_in(functional.silu(x))))
+        x = functional.pixel_shuffle(self.to_detail(functional.silu(x)), 2)
+        x = x + self.detail(functional.silu(x))
+        x = functional.pixel_shuffle(self.to_rgb(functional.silu(x)), 2)
+        return x.view(B, F, *x.shape[1:])
+
+
+class TinyWorldNet(nn.Module):
+    """Predicts the clean pictures of a block; see `forward` for the shapes."""
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.embed = nn.Linear(3 * config.patch * config.patch, width)
+        self.noise_mlp = nn.Sequential(nn.Linear(2 * NOISE_FREQUENCIES, width), nn.SiLU(), nn.Linear(width, width))
+        self.keys_mlp = nn.Sequential(nn.Linear(2 * config.num_keys, width), nn.SiLU(), nn.Linear(width, width))
+        self.place = nn.Embedding(config.num_places, width)
+        self.condition_in = nn.Linear(width, width)
+        self.modulation = nn.Linear(width, 6 * width)
+        self.head_modulation = nn.Linear(width, 2 * width)
+        self.blocks = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.head = Head(config)
+        nn.init.normal_(self.place.weight, std=0.5)
+        for zero in (self.modulation, self.head_modulation):
+            nn.init.zeros_(zero.weight)
+            nn.init.zeros_(zero.bias)
+
+    def forward(
+        self, x: Tensor, t: Tensor, keys: Tensor, place: Tensor, frame_index: Tensor, attend: Attend
+    ) -> Tensor:
+        """The clean block x0 [B, F, 3, H, W] in about [-1, 1].
+
+        x [B, F, 3, H, W] noised block; t [B, F] noise level, 0 clean to 1 noise; keys [B, F, 8]
+        0 or 1 in the order w a s d i j k l, held while the frame came about; place [B, F] long;
+        frame_index [B, F] long, absolute, >= 0. F is a multiple of frames_per_block.
+        """
+        h, condition = self.trunk(x, t, keys, place, frame_index, attend)
+        return self.decode(h, condition)
+
+    def commit(
+        self, x: Tensor, t: Tensor, keys: Tensor, place: Tensor, frame_index: Tensor, attend: Attend
+    ) -> None:
+        """The same pass for its keys and values alone: every layer calls `attend`, no picture is made."""
+        self.trunk(x, t, keys, place, frame_index, attend)
+
+    def trunk(
+        self, x: Tensor, t: Tensor, keys: Tensor, place: Tensor, frame_index: Tensor, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens after the last layer [B, F, N, D] and the condition [B, F, D], for `decode`."""
+        condition = self.condition(t, keys, place)
+        h = self.embed(self.patches(x)) + self.condition_in(condition)[:, :, None]
+        mod = self.modulation(condition).unflatten(-1, (6, -1))
+        cos, sin = self.rope(frame_index)
+        for index, layer in enumerate(self.blocks):
+            h = layer(index, h, mod, cos, sin, attend)
+        return h, condition
+
+    def decode(self, h_BFND: Tensor, condition_BFD: Tensor) -> Tensor:
+        shift, scale = self.head_modulation(condition_BFD)[:, :, None].chunk(2, dim=-1)
+        return self.head(modulate(self.norm(h_BFND), shift, scale))
+
+    def condition(self, t: Tensor, keys: Tensor, place: Tensor) -> Tensor:
+        """[B, F, D] of noise level, keys (of the frame, and summed since the block began) and place."""
+        frequencies = torch.exp(torch.linspace(0.0, 6.0, NOISE_FREQUENCIES, device=t.device))
+        angles = t.float()[..., None] * frequencies
+        noise = torch.cat((angles.cos(), angles.sin()), dim=-1)
+        per_block = keys.unflatten(1, (-1, self.config.frames_per_block))
+        summed = per_block.cumsum(dim=2).flatten(1, 2) / self.config.frames_per_block
+        held = torch.cat((keys, summed), dim=-1)
+        dtype = self.embed.weight.dtype
+        mixed = self.noise_mlp(noise.to(dtype)) + self.keys_mlp(held.to(dtype)) + self.place(place)
+        return functional.silu(mixed)
+
+    def patches(self, x: Tensor) -> Tensor:
+        """[B, F, 3, H, W] to [B, F, N, 3 * patch * patch]."""
+        B, F = x.shape[:2]
+        grid, patch = self.config.grid, self.config.patch
+        x = x.view(B, F, 3, grid, patch, grid, patch).permute(0, 1, 3, 5, 2, 4, 6)
+        return x.reshape(B, F, grid * grid, 3 * patch * patch)
+
+    def rope(self, frame_index: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [B, T, 1, head_dim / 2] in float32 of (frame, row, column)."""
+        B, F = frame_index.shape
+        grid = self.config.grid
+        time_dims, row_dims, column_dims = rope_dims(self.config.head_dim)
+        side = torch.arange(grid, device=frame_index.device)
+        time = rope_angles(frame_index, time_dims)[:, :, None].expand(B, F, grid * grid, -1)
+        row = rope_angles(side, row_dims)[:, None].expand(grid, grid, -1).reshape(1, 1, grid * grid, -1)
+        column = rope_angles(side, column_dims)[None].expand(grid, grid, -1).reshape(1, 1, grid * grid, -1)
+        angles = torch.cat((time, row.expand(B, F, -1, -1), column.expand(B, F, -1, -1)), dim=-1)
+        angles = angles.reshape(B, F * grid * grid, 1, -1)
+        return angles.cos().float(), angles.sin().float()
