@@ -1,0 +1,208 @@
+"""The contract between the engine and a model. A model is a folder, a catalog line and a recipe; it touches no engine code.
+
+A model owns weights and pure functions over *values*: it keeps no per-session state on itself (tests prove it). What a
+session needs to remember is a typed, immutable state object that :meth:`WorldModel.step` replaces; the engine swaps it in
+when the tick commits and forgets it when it does not. Keys and values go through the attention object of the batch; the
+model never sees a page. There is no single-session step: a batch of one is a batch.
+
+``step`` is a generator. It yields a :class:`Checkpoint` before every forward pass, decode and device synchronisation; at
+each of them the engine may drop rows (close, abort, reset) or close the generator. After every yield the model must look at
+``batch.active`` again and compute only those rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from realtime_omni.kv.capacity import KVSpec
+from realtime_omni.session.values import (
+    Artifact,
+    ArtifactSpec,
+    ChunkMetadata,
+    ControlInput,
+    SessionEvent,
+    SessionId,
+    TickRequest,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSchema:
+    """A control vocabulary a model understands, for discovery. ``json_schema`` describes ``ControlInput.data``."""
+
+    track: str
+    schema: str
+    json_schema: Mapping[str, Any]
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What the engine, the server and a client need to know about a model before a session exists."""
+
+    name: str
+    kv: KVSpec
+    artifacts: tuple[ArtifactSpec, ...]
+    height: int
+    width: int
+    fps: float
+    frames_per_block: int
+    controls: tuple[ControlSchema, ...] = ()
+    prompts: tuple[str, ...] = ()
+    starts: tuple[str, ...] = ()
+    default_prompt: str | None = None
+    rollback_safe: bool = False
+    """A failed tick leaves committed state intact, so the same chunk may run again (``on_failure: keep``)."""
+    serial: bool = False
+    """Only batches of one; asking for more is refused at start (rows A28, AC-17)."""
+    horizon_frames: int | None = None
+    prefill_frames: int = 0
+    """Frames that the first tick commits before its block (start image), a multiple of one block."""
+
+    @property
+    def primary(self) -> str:
+        return next(a.name for a in self.artifacts if a.primary)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSetup:
+    """How a session begins, and begins again after a reset.
+
+    ``image`` is uint8 RGB [H, W, 3] of any size, ``start`` the name of a bundled start picture; at most one of them.
+    """
+
+    session_id: SessionId
+    prompt: str | None
+    seed: int
+    image: np.ndarray | None = None
+    start: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedControls:
+    """A reducer's proposal for one tick. ``controls`` become the tick's snapshot, ``private`` the reducer's next state."""
+
+    controls: tuple[ControlInput, ...]
+    private: Any = None
+
+
+class ControlReducer(Protocol):
+    """Turns opaque events into the snapshot of one block. One per session; ``prepare`` is speculative, ``commit`` is not."""
+
+    def prepare(
+        self, current: Mapping[str, ControlInput], events: Sequence[SessionEvent], chunk_index: int
+    ) -> PreparedControls: ...
+
+    def commit(self, prepared: PreparedControls) -> None: ...
+
+    def reset(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A place between two pieces of device work: ``forward``, ``decode`` or ``sync``."""
+
+    kind: str
+
+
+class BlockAttention(Protocol):
+    """Attention of the rows of one batch over their own history plus the current block; see ``kv.attention``."""
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, rows: Sequence[int], commit: bool
+    ) -> torch.Tensor:
+        """q, k, v [B, T, heads, head_dim] of the named rows, already rotated; returns the same shape.
+
+        ``commit=False`` (denoising) changes nothing; ``commit=True`` (the clean pass) also writes k and v to the pages
+        that this tick reserved. Nothing becomes visible to later ticks before the tick commits."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One session in a batch. ``frame_index``: absolute position of the block's first frame (prefill frames count)."""
+
+    tick: TickRequest
+    state: Any
+    seed: int
+    frame_index: int
+    prefill: bool
+    outputs: tuple[str, ...]
+
+
+class StepBatch(Protocol):
+    """The rows of one tick and their attention."""
+
+    @property
+    def rows(self) -> Sequence[StepRow]: ...
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """Row numbers still wanted; read again after every yield."""
+        ...
+
+    def attention(self, *, prefill: bool = False, branch: str | None = None) -> BlockAttention:
+        """``prefill=True``: the frames before the first block, for rows with ``row.prefill``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowOutput:
+    """What a row yields: its metadata (must equal the tick), named artifacts, the next state."""
+
+    metadata: ChunkMetadata
+    artifacts: tuple[Artifact, ...]
+    next_state: Any
+
+
+class RowError(Exception):
+    """Raised by a model when one row, and only that row, cannot go on."""
+
+    def __init__(self, row: int, message: str) -> None:
+        super().__init__(message)
+        self.row = row
+
+
+Step = Generator[Checkpoint, None, Mapping[int, RowOutput | Exception]]
+
+
+@runtime_checkable
+class WorldModel(Protocol):
+    """What a world model implements. All calls come from the engine thread."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    def open(self, setup: SessionSetup) -> Any:
+        """The state a fresh session starts from. Raises ArgumentError (``prompt_unknown``, ``image_invalid``)."""
+        ...
+
+    def understand(self, event: SessionEvent) -> str | None:
+        """Check an event before it is queued; returns what its prompt was understood as, or None without a prompt.
+
+        Raises ArgumentError with ``prompt_unknown``, ``schema_unknown`` or ``control_invalid`` and the path."""
+        ...
+
+    def new_reducer(self) -> ControlReducer: ...
+
+    def step(self, batch: StepBatch) -> Step:
+        """One block for every active row: prefill where asked, denoise, clean pass, decode what is requested."""
+        ...
+
+    def state_bytes(self, state: Any) -> int:
+        """Bytes of storage that a session's state holds, shared weights excluded."""
+        ...
+
+    def close(self, state: Any) -> None:
+        """Called once when a session's state is dropped, for whatever reason (close, reset, eviction, failure)."""
+        ...
+
+    def start_image(self, name: str) -> bytes:
+        """PNG bytes of a bundled start picture."""
+        ...
