@@ -1,0 +1,286 @@
+"""Sink and window: which committed frames one (session, branch) keeps, and which of them the next block sees.
+
+Owns: the frames of one branch of one session and their absolute indices. Must not know: other branches, tensors,
+clocks.
+
+A frame (one latent frame, ``tokens_per_frame`` tokens) is the unit of eviction and owns whole pages:
+``ceil(tokens_per_frame / page_tokens)`` of them, filled in order, the last perhaps partly. So any resolution works
+with any page size (1,560 tokens and pages of 16: 98 pages, the last half full), and evicting a frame never touches a
+neighbour's page.
+
+With ``n`` frames committed, ``S`` sink, ``W`` window and ``F`` frames a block::
+
+    frame index      0 .. S-1        S .. n-W-1       n-W .. n-W+F-1      n-W+F .. n-1       n .. n+F-1
+                     sink            evicted          retained, unseen    seen               the block in flight
+    seen by block    yes             no               no                  yes                yes (itself)
+
+The block sees ``S + W`` frames *including itself*, as the official ring buffer does. One block more than it can see
+is retained on purpose: a rewind by a block then finds the exact context that block had. Storage is O(S + W) however
+long the session runs; the absolute index is a number kept apart from storage and simply grows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from realtime_omni.errors import ArgumentError
+from realtime_omni.kv.blocks import PagePool, PageReservation
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRef:
+    """Where one frame's keys and values lie: token ``t`` is in ``pages[t // page_tokens]`` at offset ``t %
+    page_tokens``.
+    """
+
+    index: int
+    pages: tuple[int, ...]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class WindowGeometry:
+    """Sizes of a window, in frames and tokens. Raises ValueError when they do not make one."""
+
+    sink_frames: int
+    window_frames: int
+    frames_per_block: int
+    tokens_per_frame: int
+    page_tokens: int
+    reset_at_boundary: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("window_frames", "frames_per_block", "tokens_per_frame", "page_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.sink_frames < 0:
+            raise ValueError(f"sink_frames must not be negative, got {self.sink_frames}")
+        if self.window_frames < self.frames_per_block:
+            raise ValueError(
+                f"window_frames={self.window_frames} must hold a block of frames_per_block={self.frames_per_block}"
+            )
+
+    @property
+    def pages_per_frame(self) -> int:
+        """Whole pages that one frame owns: ``ceil(tokens_per_frame / page_tokens)``."""
+        return -(-self.tokens_per_frame // self.page_tokens)
+
+    @property
+    def retained_frames(self) -> int:
+        """The most frames that stay after a commit: ``sink + window``."""
+        return self.sink_frames + self.window_frames
+
+    def kept_from(self, completed: int) -> int:
+        """Index of the oldest non-sink frame that stays when ``completed`` frames are committed.
+
+        Sliding: ``max(S, n - W)``, so ``skipped = max(0, n - W - S)`` frames. With ``reset_at_boundary`` the window
+        is emptied whenever a whole number of windows is complete: ``skipped = max(0, W * floor(n / W) - S)``.
+        """
+        oldest = max(self.sink_frames, completed - self.window_frames)
+        return max(oldest, self._boundary(completed))
+
+    def seen_from(self, completed: int) -> int:
+        """Index of the oldest non-sink frame that the next block sees: ``max(S, n - (W - F))``, never older than kept."""
+        oldest = max(self.sink_frames, completed - (self.window_frames - self.frames_per_block))
+        return max(oldest, self._boundary(completed))
+
+    def skipped_frames(self, completed: int) -> int:
+        """How many frames have been evicted once ``completed`` are committed; sink frames never are."""
+        return self.kept_from(completed) - self.sink_frames
+
+    def _boundary(self, completed: int) -> int:
+        return completed // self.window_frames * self.window_frames if self.reset_at_boundary else 0
+
+
+@dataclass(frozen=True, slots=True)
+class WindowStatistics:
+    """Counts of frames of one table."""
+
+    completed: int
+    retained: int
+    in_flight: int
+
+
+class WindowTable:
+    """The frames of one (session, branch), over a shared page pool.
+
+    ``reserve`` then ``commit`` or ``rollback``; ``rewind``, ``fork`` and ``release`` only between blocks.
+    """
+
+    def __init__(self, name: str, geometry: WindowGeometry, pool: PagePool) -> None:
+        self.name = name
+        self.geometry = geometry
+        self._pool = pool
+        self._sink: list[FrameRef] = []
+        self._tail: deque[FrameRef] = deque()
+        self._completed = 0
+        self._reservation: PageReservation | None = None
+        self._block: tuple[FrameRef, ...] = ()
+
+    @property
+    def completed(self) -> int:
+        """Frames committed so far, evicted ones included: the absolute index of the next frame."""
+        return self._completed
+
+    @property
+    def block(self) -> tuple[FrameRef, ...]:
+        """The frames reserved for the block in flight; empty between blocks."""
+        return self._block
+
+    def retained(self) -> tuple[FrameRef, ...]:
+        """All committed frames still stored, oldest first; at most ``sink + window``."""
+        return (*self._sink, *self._tail)
+
+    def visible(self) -> tuple[FrameRef, ...]:
+        """The committed frames that the current block attends to, oldest first; the block itself is not among them."""
+        first = self.geometry.seen_from(self._completed)
+        return (*self._sink, *(frame for frame in self._tail if frame.index >= first))
+
+    def pages(self) -> tuple[int, ...]:
+        """The committed pages, in frame order."""
+        return tuple(page for frame in self.retained() for page in frame.pages)
+
+    def reserve(self, frames: int) -> tuple[FrameRef, ...]:
+        """Set pages aside for a block of ``frames`` frames (at most ``frames_per_block``).
+
+        Raises ValueError when a block is in flight, CapacityError when the pool is full; nothing changes then.
+        """
+        self._require_idle("reserve")
+        if not 1 <= frames <= self.geometry.frames_per_block:
+            raise ValueError(f"{self.name}: a block has 1 to {self.geometry.frames_per_block} frames, got {frames}")
+        each = self.geometry.pages_per_frame
+        reservation = self._pool.reserve(frames * each)
+        self._reservation = reservation
+        self._block = tuple(
+            FrameRef(self._completed + i, reservation.pages[i * each : (i + 1) * each], self.geometry.tokens_per_frame)
+            for i in range(frames)
+        )
+        return self._block
+
+    def commit(self) -> tuple[FrameRef, ...]:
+        """Make the block history, then evict what no longer fits; returns the evicted frames.
+
+        Eviction comes after, never before: a block that fails has cost no history.
+        """
+        reservation = self._take_reservation("commit")
+        self._pool.commit(reservation)
+        for frame in self._block:
+            (self._sink if frame.index < self.geometry.sink_frames else self._tail).append(frame)
+        self._completed += len(self._block)
+        self._block = ()
+        return self._evict()
+
+    def rollback(self) -> None:
+        """Give the block's pages back; the committed frames are as before ``reserve``."""
+        reservation = self._take_reservation("rollback")
+        self._block = ()
+        self._pool.rollback(reservation)
+
+    def can_rewind(self, frames: int) -> bool:
+        """Whether everything the block at ``completed - frames`` saw is still stored.
+
+        Always true for a rewind into the sink or within a session that evicted nothing, and for one block after a
+        commit.
+        """
+        target = self._completed - frames
+        if frames < 0 or target < 0:
+            return False
+        first_needed = self.geometry.seen_from(target)
+        first_stored = self._tail[0].index if self._tail else self._completed
+        return first_needed >= first_stored or first_needed >= target
+
+    def rewind(self, frames: int) -> tuple[FrameRef, ...]:
+        """Forget the last ``frames`` committed frames; returns those that were stored, oldest first.
+
+        Raises ArgumentError when the context of that earlier block is no longer stored, ValueError when a block is in
+        flight.
+        """
+        self._require_idle("rewind")
+        if frames < 0:
+            raise ValueError(f"{self.name}: cannot rewind by {frames} frames")
+        if not self.can_rewind(frames):
+            raise ArgumentError(
+                f"{self.name}: cannot rewind {frames} frames: {self._completed} committed, "
+                f"{len(self._sink) + len(self._tail)} stored, and the earlier block's context is gone",
+                path="frames",
+            )
+        target = self._completed - frames
+        dropped: deque[FrameRef] = deque()
+        for stored in (self._tail, self._sink):
+            while stored and stored[-1].index >= target:
+                dropped.appendleft(stored.pop())
+        self._completed = target
+        self._drop(dropped)
+        return tuple(dropped)
+
+    def fork(self, name: str) -> WindowTable:
+        """A second table over the same committed pages. Nothing is copied: committed pages are never written again."""
+        self._require_idle("fork")
+        twin = WindowTable(name, self.geometry, self._pool)
+        for frame in self.retained():
+            self._pool.incref(frame.pages)
+        twin._sink = list(self._sink)
+        twin._tail = deque(self._tail)
+        twin._completed = self._completed
+        return twin
+
+    def release(self) -> int:
+        """Drop everything, a block in flight included, and return the number of pages that became free."""
+        freed = 0
+        if self._reservation is not None:
+            freed += len(self._reservation.pages)
+            self.rollback()
+        dropped = self.retained()
+        self._sink.clear()
+        self._tail.clear()
+        self._completed = 0
+        return freed + self._drop(dropped)
+
+    def check(self) -> None:
+        """Recount against the geometry and the pool. Raises AssertionError when the table breaks its own rule."""
+        size = self.geometry
+        kept = size.kept_from(self._completed)
+        # After a rewind the tail may start later than the rule allows for, never earlier.
+        expected_sink = list(range(min(size.sink_frames, self._completed)))
+        if [frame.index for frame in self._sink] != expected_sink:
+            raise AssertionError(
+                f"{self.name}: sink holds {[frame.index for frame in self._sink]}, not {expected_sink}"
+            )
+        tail = [frame.index for frame in self._tail]
+        if tail != list(range(self._completed - len(tail), self._completed)) or len(tail) > size.window_frames:
+            raise AssertionError(f"{self.name}: tail {tail} is not the end of {self._completed} frames")
+        if size.seen_from(self._completed) < self._completed and (
+            not tail or tail[0] > size.seen_from(self._completed)
+        ):
+            raise AssertionError(f"{self.name}: tail {tail} lacks frames that the next block sees (kept from {kept})")
+        if self._reservation is not None and not self._pool.is_open(self._reservation):
+            raise AssertionError(f"{self.name}: the block's reservation is not open in the pool")
+        for frame in self.retained():
+            if len(frame.pages) != size.pages_per_frame or any(self._pool.references(page) < 1 for page in frame.pages):
+                raise AssertionError(f"{self.name}: frame {frame.index} refers to pages that are not committed")
+
+    def statistics(self) -> WindowStatistics:
+        """A snapshot of the counts."""
+        return WindowStatistics(self._completed, len(self._sink) + len(self._tail), len(self._block))
+
+    def _evict(self) -> tuple[FrameRef, ...]:
+        first = self.geometry.kept_from(self._completed)
+        evicted: list[FrameRef] = []
+        while self._tail and self._tail[0].index < first:
+            evicted.append(self._tail.popleft())
+        self._drop(evicted)
+        return tuple(evicted)
+
+    def _drop(self, frames: deque[FrameRef] | list[FrameRef] | tuple[FrameRef, ...]) -> int:
+        return sum(self._pool.decref(frame.pages) for frame in frames)
+
+    def _take_reservation(self, verb: str) -> PageReservation:
+        if self._reservation is None:
+            raise ValueError(f"{self.name}: {verb} without a block in flight")
+        reservation, self._reservation = self._reservation, None
+        return reservation
+
+    def _require_idle(self, verb: str) -> None:
+        if self._reservation is not None:
+            raise ValueError(f"{self.name}: cannot {verb} while a block is in flight")
