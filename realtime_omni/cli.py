@@ -1,0 +1,170 @@
+"""The command line: ``realtime-omni serve | bench | eval | models | check-model | version``.
+
+Owns flags and exit codes. Every command imports what it needs itself, so that ``--help`` is instant and a missing extra
+is named instead of raised. Exit codes: 0 done, 1 the check or evaluation failed, 2 the request was refused.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Before anything can import torch: its OpenMP workers would otherwise spin between ticks and starve the event loop.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import importlib
+import importlib.util
+import logging
+import sys
+from importlib.metadata import version as distribution_version
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, NoReturn
+
+try:
+    import typer
+except ModuleNotFoundError:  # the base install has no server
+    sys.exit("realtime-omni: the command line needs the server extra: pip install 'realtime-omni[server]'")
+
+from realtime_omni.errors import ConfigError, OmniError
+
+app = typer.Typer(
+    name="realtime-omni",
+    help="An interactive realtime session server for world models, speech and robots.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+bench_app = typer.Typer(help="Benchmarks. Each validates its outputs before it reports a number.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Override one field; repeatable.")
+]
+
+
+@app.command()
+def serve(
+    target: Annotated[str, typer.Argument(metavar="[RECIPE_OR_MODEL]", help="A recipe, or a model.")] = "tiny-world",
+    host: Annotated[str | None, typer.Option(help="Same as --set server.host=...")] = None,
+    port: Annotated[int | None, typer.Option(help="Same as --set server.port=...")] = None,
+    device: Annotated[str | None, typer.Option(help="Same as --set device=...")] = None,
+    overrides: Overrides = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Serve a model until Ctrl-C."""
+    named = {"server.host": host, "server.port": port, "device": device}
+    flags = [f"{field}={value}" for field, value in named.items() if value is not None]
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from realtime_omni.config import load
+
+    config = load(target, os.environ, [*(overrides or ()), *flags])
+    _module("realtime_omni.server.run").serve(config)
+
+
+@bench_app.command(context_settings=PASS_THROUGH)
+def world(context: typer.Context) -> None:
+    """Many sessions on a world model: `realtime-omni bench world --help` lists the flags."""
+    _exit_with(_module("realtime_omni.bench.world").main(context.args))
+
+
+@app.command(name="eval", context_settings=PASS_THROUGH)
+def evaluate(
+    context: typer.Context, model: Annotated[str, typer.Argument(help="An embedded model, such as tiny-world.")]
+) -> None:
+    """Measure an embedded model's quality with its own recipe (needs a checkout)."""
+    _exit_with(_evaluation_script(model).main(context.args))
+
+
+@app.command()
+def models() -> None:
+    """List the models of the catalog."""
+    for entry in _module("realtime_omni.models.catalog").entries():
+        print(f"{entry.name:<20} {entry.summary}")
+
+
+@app.command(name="check-model")
+def check_model(
+    name: Annotated[str, typer.Argument(help="A catalog name, or package.module:Class.")],
+    overrides: Overrides = None,
+) -> None:
+    """Check a model against the model contract, rule by rule."""
+    from realtime_omni.config import load
+
+    report = _module("realtime_omni.testing.check_model").check_model(load(name, os.environ, overrides or ()))
+    print(report)
+    _exit_with(0 if report.passed else 1)
+
+
+@app.command()
+def config(
+    target: Annotated[str, typer.Argument(metavar="[RECIPE_OR_MODEL]")] = "tiny-world", overrides: Overrides = None
+) -> None:
+    """Print the resolved configuration as JSON, without starting anything."""
+    import msgspec
+
+    from realtime_omni.config import load
+
+    resolved = load(target, os.environ, overrides or ())
+    print(msgspec.json.format(msgspec.json.encode(resolved), indent=2).decode())
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(distribution_version("realtime-omni"))
+
+
+def main() -> None:
+    """The console script. A refused request is one line on stderr, never a traceback."""
+    try:
+        app()
+    except ConfigError as error:
+        _refuse(error.message)
+    except OmniError as error:
+        _refuse(f"{error.code}: {error.message}")
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"realtime-omni: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _exit_with(status: int | None) -> None:
+    if status:
+        raise typer.Exit(status)
+
+
+def _module(name: str) -> ModuleType:
+    """Import a part of the package; a missing third-party dependency names the extra that brings it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        if missing.split(".")[0] == "realtime_omni":
+            raise ConfigError(f"this build has no {missing}") from error
+        raise ConfigError(f"{missing} is not installed: pip install 'realtime-omni[server]'") from error
+
+
+def _evaluation_script(model: str) -> ModuleType:
+    """``recipes/<model>/evaluate.py`` of the checkout. Training recipes are not part of the wheel."""
+    folder = Path(__file__).resolve().parent.parent / "recipes" / model.replace("-", "_")
+    script = folder / "evaluate.py"
+    if not model.replace("-", "").replace("_", "").isalnum() or not script.is_file():
+        raise ConfigError(
+            f"eval {model}: recipes/{folder.name}/evaluate.py was not found; evaluation needs a checkout of the"
+            " repository (an installed wheel carries only the weights)"
+        )
+    sys.path.insert(0, str(folder))  # the script's own neighbours
+    spec = importlib.util.spec_from_file_location(f"{folder.name}_evaluate", script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    main()
