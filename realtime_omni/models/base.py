@@ -62,8 +62,8 @@ class ModelSpec:
     serial: bool = False
     """Only batches of one; asking for more is refused at start (rows A28, AC-17)."""
     horizon_frames: int | None = None
-    prefill_frames: int = 0
-    """Frames that the first tick commits before its block (start image), a multiple of one block."""
+    prefill: bool = False
+    """Before its first chunk a session commits one block of its own (the start image) through :meth:`WorldModel.prefill`."""
 
     @property
     def primary(self) -> str:
@@ -126,13 +126,16 @@ class BlockAttention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One session in a batch. ``frame_index``: absolute position of the block's first frame (prefill frames count)."""
+    """One session in a batch.
+
+    ``frame_index``: absolute position of the block's first frame in the KV history (a prefilled block counts).
+    ``outputs``: names of the artifacts asked for; the model computes no other.
+    """
 
     tick: TickRequest
     state: Any
     seed: int
     frame_index: int
-    prefill: bool
     outputs: tuple[str, ...]
 
 
@@ -147,8 +150,8 @@ class StepBatch(Protocol):
         """Row numbers still wanted; read again after every yield."""
         ...
 
-    def attention(self, *, prefill: bool = False, branch: str | None = None) -> BlockAttention:
-        """``prefill=True``: the frames before the first block, for rows with ``row.prefill``."""
+    def attention(self, branch: str | None = None) -> BlockAttention:
+        """The attention of one branch (default: the first)."""
         ...
 
 
@@ -191,8 +194,12 @@ class WorldModel(Protocol):
 
     def new_reducer(self) -> ControlReducer: ...
 
+    def prefill(self, batch: StepBatch) -> Step:
+        """Commit one block of given content (the start image) for every active row; outputs carry no artifacts."""
+        ...
+
     def step(self, batch: StepBatch) -> Step:
-        """One block for every active row: prefill where asked, denoise, clean pass, decode what is requested."""
+        """One block for every active row: denoise, one clean pass, decode what is requested."""
         ...
 
     def state_bytes(self, state: Any) -> int:
