@@ -28,6 +28,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.?(inf|infinity|nan)", re.IGNORECASE)
 _NULLS = ("", "~", "null", "Null", "NULL")
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_TAGS = frozenset({"null", "bool", "int", "float", "str", "seq", "map", "timestamp", "merge", "value"})
 _MAX_DEPTH = 16
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -156,7 +157,7 @@ def _items(node: yaml.MappingNode, source: str, path: FieldPath) -> Iterator[tup
 
 def _plain(node: yaml.Node, origin: str, path: FieldPath) -> Value:
     dotted = ".".join(path)
-    if not node.tag.startswith("tag:yaml.org,2002:"):
+    if node.tag.removeprefix("tag:yaml.org,2002:") not in _TAGS:
         raise ConfigError(f"{origin}: {dotted}: the tag {node.tag} is not allowed", path=dotted)
     if isinstance(node, yaml.ScalarNode):
         if node.style is not None:  # quoted or a block: text

@@ -1,0 +1,49 @@
+"""Settings every test shares: thread limits before torch can be imported, opt-in marks, and the requirement table."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+
+import pytest
+
+# Two threads, asleep when idle: test machines have two cores, and spinning OpenMP workers would starve the rest.
+os.environ["OMP_NUM_THREADS"] = "2"
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+# What a developer's shell sets must not reach the tests.
+for _name in [name for name in os.environ if name.startswith("REALTIME_OMNI_")]:
+    del os.environ[_name]
+
+pytest_plugins = ("req_table",)
+
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    run_slow = config.getoption("--slow")
+    for item in items:
+        if item.get_closest_marker("slow") and not run_slow:
+            item.add_marker(pytest.mark.skip(reason="slow: run it with --slow"))
+        if item.get_closest_marker("browser") and shutil.which(CHROMIUM) is None:
+            item.add_marker(pytest.mark.skip(reason=f"browser: {CHROMIUM} is not installed"))
+        if item.get_closest_marker("gpu") and not _cuda_available():
+            item.add_marker(pytest.mark.skip(reason="gpu: no CUDA device on this machine"))
+
+
+def _cuda_available() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of the browser that browser tests drive."""
+    return CHROMIUM
