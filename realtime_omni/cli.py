@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import logging
 import sys
+from enum import StrEnum
 from importlib.metadata import version as distribution_version
 from pathlib import Path
 from types import ModuleType
@@ -37,6 +38,16 @@ app = typer.Typer(
 bench_app = typer.Typer(help="Benchmarks. Each validates its outputs before it reports a number.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 
+
+class LogLevel(StrEnum):
+    """The values of ``--log-level``."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 Overrides = Annotated[
@@ -51,12 +62,12 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Same as --set server.port=...")] = None,
     device: Annotated[str | None, typer.Option(help="Same as --set device=...")] = None,
     overrides: Overrides = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[LogLevel, typer.Option(help="What is logged.")] = LogLevel.INFO,
 ) -> None:
     """Serve a model until Ctrl-C."""
     named = {"server.host": host, "server.port": port, "device": device}
     flags = [f"{field}={value}" for field, value in named.items() if value is not None]
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from realtime_omni.config import load
 
     config = load(target, os.environ, [*(overrides or ()), *flags])
