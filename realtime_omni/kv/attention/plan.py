@@ -1,0 +1,90 @@
+"""The interface between a model's passes and paged history: one plan per tick, one ``attend`` per layer and pass.
+
+Owns: the vocabulary (``RowPlan``) and the two protocols. Must not know: sessions, pools' ownership, kernels.
+
+Within a tick, the passes of one row are *probes* (``commit=False``, any number) and then one clean pass
+(``commit=True``). A probe leaves every committed and every reserved page as it was; the clean pass writes the row's
+reserved pages and no others. Attention is full, not causal, over the row's history followed by the tokens it was
+given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from realtime_omni.kv.manager import BranchBlock
+from realtime_omni.kv.window import FrameRef
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from realtime_omni.kv.storage import KVStorage
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """One row of a tick: one branch of one session.
+
+    ``tokens`` counts everything the row brings to a pass: the tokens of ``frames`` first, then any extra ones (action
+    registers), which are attended to and never committed. ``scratch`` and ``extra`` are where a paged kernel may put
+    them.
+    """
+
+    history: tuple[FrameRef, ...]
+    frames: tuple[FrameRef, ...]
+    scratch: tuple[FrameRef, ...]
+    extra: tuple[FrameRef, ...]
+    tokens: int
+
+    def __post_init__(self) -> None:
+        surplus = self.tokens - sum(frame.tokens for frame in self.frames)
+        room = sum(frame.tokens for frame in self.extra)
+        if not 0 <= surplus <= room:
+            raise ValueError(f"{self.tokens} tokens a pass: {surplus} beside the frames, and scratch for {room}")
+
+    @classmethod
+    def of(cls, block: BranchBlock, *, extra_tokens: int = 0) -> RowPlan:
+        """The row of one branch of a reservation, with ``extra_tokens`` uncommitted tokens after the frames."""
+        tokens = sum(frame.tokens for frame in block.frames) + extra_tokens
+        return cls(block.history, block.frames, block.scratch, block.extra, tokens)
+
+    @property
+    def history_tokens(self) -> int:
+        """Tokens of history that the row sees."""
+        return sum(frame.tokens for frame in self.history)
+
+
+class AttentionPlan(Protocol):
+    """The attention of one tick. Not to be used after ``close``."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, rows: Sequence[int], commit: bool) -> Tensor:
+        """Attend from ``q`` over each row's history plus ``k``, ``v``; returns ``q``'s shape.
+
+        ``q`` is ``[B, T, heads, head_dim]``, ``k`` and ``v`` ``[B, T, kv_heads, head_dim]``, already rotated, for the B
+        row numbers ``rows`` of the plan: any subset, so rows can be dropped between passes. A row's result does not
+        depend on the other rows: bit for bit in float64, to 1e-5 in float32. Raises ValueError on a wrong shape.
+        """
+        ...
+
+    def complete(self, row: int) -> bool:
+        """Whether the clean pass has written every layer of this row: only then may its reservation be committed."""
+        ...
+
+    def close(self) -> None:
+        """Drop what the plan holds. Harmless to repeat."""
+        ...
+
+
+class AttentionBackend(Protocol):
+    """A way to compute attention over paged history."""
+
+    @property
+    def name(self) -> str:
+        """What a recipe calls it."""
+        ...
+
+    def plan(self, rows: Sequence[RowPlan], storage: KVStorage) -> AttentionPlan:
+        """Prepare one tick. Reads no key or value yet: prefill of the same tick may still write history."""
+        ...
