@@ -32,12 +32,13 @@ STRICT := $(wildcard protocols/realtime_omni_protocols clients/python/realtime_o
   realtime_omni/engine/scheduler.py realtime_omni/ids.py realtime_omni/errors.py realtime_omni/clock.py \
   realtime_omni/artifacts.py realtime_omni/config.py realtime_omni/recipe.py realtime_omni/cli.py)
 
-.PHONY: run test lint imports web pytest install clean help
+.PHONY: run test lint format imports web pytest install clean help
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run    serve $(RECIPE) on http://$(HOST):$(PORT)"
 	@echo "make test   lint, types, import contracts, web page, tests"
+	@echo "make format sort imports and format the Python files"
 	@echo "make clean  remove .venv and the stamps"
 
 run: install
@@ -80,6 +81,8 @@ endef
 
 $(STAMPS)/node:
 	$(call system_package,npm,nodejs npm)
+	@node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b >= 19) ? 0 : 1)' \
+	  || { rm -f $@; echo "the web page is built with Node 20.19 or newer, this is $$(node --version)"; exit 1; }
 
 $(STAMPS)/chromium:
 	$(call system_package,chromium,chromium)
@@ -90,6 +93,10 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict $(STRICT)
+
+format: install
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
 
 imports: install
 	$(BIN)/lint-imports
