@@ -1,1 +1,1 @@
-"""The wire protocols: sans-I/O machines, message types and error codes."""
+"""Wire protocols of realtime_omni: messages, frames and sans-I/O machines. Depends on msgspec only."""

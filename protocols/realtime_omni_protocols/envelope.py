@@ -32,7 +32,9 @@ MAX_NUMBER_CHARS = 400
 JsonObject = dict[str, Any]
 """Opaque JSON that only the model's own schema can judge; the one place where a dict crosses the boundary."""
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+# The closing quote is optional on purpose: a string that never ends must match once, or the search restarts at each of its
+# escaped quotes and becomes quadratic.
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.DOTALL)
 _AT = re.compile(r"^(?P<text>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"field `(?P<name>[^`]*)`")
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -172,11 +174,33 @@ def decode_text(data: str | bytes, decoder: TextDecoder[T_co], max_bytes: int) -
     try:
         return decoder.decode(text)
     except msgspec.ValidationError as complaint:
-        raise _translate(str(complaint)) from None
+        raise _tie(_translate(str(complaint)), text) from None
     except (ValueError, RecursionError):
         # What the lenient parser takes and the strict one does not: lone surrogates in escapes, odd white space.
         reason = "a lone surrogate in a string" if _ESCAPED_SURROGATE.search(text) else "the text is not strict JSON"
         raise bad(reason) from None
+
+
+class _Tie(msgspec.Struct):
+    """What ties an error to the refused message, where the message is well formed enough to tell."""
+
+    id: object = None
+    event_id: object = None
+
+
+_tie_decoder = msgspec.json.Decoder(_Tie)
+
+
+def _tie(error: WireError, text: str) -> WireError:
+    try:
+        tie = _tie_decoder.decode(text)
+    except (ValueError, RecursionError):
+        return error
+    if isinstance(tie.id, str) and 1 <= len(tie.id) <= 64:
+        error.re = tie.id
+    if isinstance(tie.event_id, int) and not isinstance(tie.event_id, bool) and 0 <= tie.event_id <= MAX_SAFE_INT:
+        error.event_id = tie.event_id
+    return error
 
 
 def _translate(complaint: str) -> WireError:
