@@ -178,7 +178,7 @@ class KVBook:
 
     def rollback(self, reservation: BlockReservation) -> None:
         """Give the block's pages back; the session is as before ``plan_block``. Raises ValueError if not open."""
-        for table in self._settle(reservation):
+        for table in reversed(self._settle(reservation)):  # reversed: a retry then gets the very same pages
             table.rollback()
         self._rolled_back += 1
 

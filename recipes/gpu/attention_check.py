@@ -45,7 +45,8 @@ def oracle(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tenso
     k64 = torch.cat([k.double().cpu() for k in keys]).transpose(0, 1)
     v64 = torch.cat([v.double().cpu() for v in values]).transpose(0, 1)
     scores = (q64 @ k64.transpose(1, 2)) / q.shape[-1] ** 0.5
-    return (scores.softmax(-1) @ v64).transpose(0, 1)
+    out: Tensor = scores.softmax(-1) @ v64
+    return out.transpose(0, 1)
 
 
 def relative(got: Tensor, want: Tensor) -> float:

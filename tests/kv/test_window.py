@@ -1,0 +1,269 @@
+"""Sink and window of one branch: what stays, what the next block sees, and what rewind and fork may do."""
+
+import gc
+from types import FunctionType, ModuleType
+
+import pytest
+
+from realtime_omni.errors import ArgumentError, CapacityError
+from realtime_omni.kv.blocks import NULL_PAGE, PagePool
+from realtime_omni.kv.window import FrameRef, WindowGeometry, WindowTable
+
+
+def geometry(sink=3, window=9, block=3, tokens=1, page=1, reset=False) -> WindowGeometry:
+    return WindowGeometry(sink, window, block, tokens, page, reset)
+
+
+def table(size: WindowGeometry, pages: int | None = None) -> WindowTable:
+    enough = 1 + (size.retained_frames + size.frames_per_block) * size.pages_per_frame
+    return WindowTable("ar::a::main", size, PagePool(enough if pages is None else pages))
+
+
+def indices(frames: tuple[FrameRef, ...]) -> list[int]:
+    return [frame.index for frame in frames]
+
+
+def run_blocks(window: WindowTable, blocks: int) -> None:
+    for _ in range(blocks):
+        window.reserve(window.geometry.frames_per_block)
+        window.commit()
+        window.check()
+
+
+def test_b17_the_sink_is_never_skipped():
+    """80 tokens in frames of 16, a window of 32 tokens and a sink of one frame: 32 tokens are skipped."""
+    size = geometry(sink=1, window=2, block=1, tokens=16, page=16)
+    window = table(size)
+    run_blocks(window, 5)
+    assert size.skipped_frames(5) * 16 == 32
+    assert indices(window.retained()) == [0, 3, 4]
+
+
+@pytest.mark.req("AC-23")
+def test_b18_twenty_blocks_hold_window_plus_one_while_allocating_and_the_window_after_commit():
+    size = geometry(sink=0, window=4, block=1, tokens=3, page=2)
+    pool = PagePool(1 + 5 * 2 + 7)
+    window = WindowTable("ar::a::main", size, pool)
+    free = []
+    for _ in range(20):
+        block = window.reserve(1)
+        held = [page for frame in (*window.retained(), *block) for page in frame.pages]
+        assert len(window.retained()) + len(block) <= 4 + 1
+        assert NULL_PAGE not in held
+        assert len(set(held)) == len(held)
+        window.commit()
+        assert len(window.retained()) <= 4
+        free.append(pool.free_pages)
+    assert free[:4] == [15, 13, 11, 9]
+    assert free[4 - 1 :] == [9] * 17, "the free count plateaus from index window - 1"
+
+
+@pytest.mark.parametrize("sink", [0, 1, 3])
+@pytest.mark.parametrize(("window_frames", "block"), [(3, 3), (4, 3), (9, 3), (6, 4), (5, 1), (1, 1), (7, 2)])
+def test_the_block_sees_what_a_full_history_with_an_index_rule_would_select(sink, window_frames, block):
+    """The rule, in the other direction: of all frames including the block itself, the first S and the last W."""
+    window = table(geometry(sink, window_frames, block))
+    everything: list[int] = []
+    for _ in range(12):
+        current = list(range(len(everything), len(everything) + block))
+        including = [*everything, *current]
+        selected = sorted({*including[:sink], *including[max(0, len(including) - window_frames) :]})
+        reserved = window.reserve(block)
+        assert indices(reserved) == current
+        assert [*indices(window.visible()), *current] == selected
+        everything = including
+        window.commit()
+        kept = sorted({*everything[:sink], *everything[max(0, len(everything) - window_frames) :]})
+        assert indices(window.retained()) == kept
+
+
+def test_pages_of_16_do_not_divide_1560_tokens_and_no_page_straddles_two_frames():
+    size = geometry(sink=9, window=9, block=3, tokens=1560, page=16)
+    assert size.pages_per_frame == 98
+    window = table(size)
+    run_blocks(window, 12)
+    pages = window.pages()
+    assert len(pages) == 18 * 98 == len(set(pages))
+    last = window.retained()[-1]
+    assert 1560 - 97 * 16 == 8, "the last page of a frame is half full"
+    assert last.tokens == 1560
+    assert last.pages == tuple(range(last.pages[0], last.pages[0] + 98)), "a frame is one run of pages"
+
+
+@pytest.mark.parametrize("tokens", range(1, 40))
+def test_a_frame_of_any_size_gets_the_fewest_pages_that_hold_it(tokens):
+    pages = geometry(tokens=tokens, page=8).pages_per_frame
+    assert (pages - 1) * 8 < tokens <= pages * 8
+
+
+def test_frames_are_evicted_after_the_commit_and_a_rollback_evicts_nothing():
+    window = table(geometry(sink=1, window=3, block=1))
+    run_blocks(window, 4)
+    before = window.retained()
+    window.reserve(1)
+    window.rollback()
+    assert window.retained() == before
+    window.reserve(1)
+    assert window.retained() == before
+    assert indices(window.commit()) == [1]
+
+
+def test_an_odd_first_block_may_be_shorter():
+    window = table(geometry(sink=1, window=6, block=4))
+    window.reserve(1)
+    window.commit()
+    assert indices(window.reserve(4)) == [1, 2, 3, 4]
+    with pytest.raises(ValueError, match="in flight"):
+        window.reserve(4)
+
+
+@pytest.mark.parametrize("frames", [0, 4, -1])
+def test_a_block_of_another_size_is_refused(frames):
+    with pytest.raises(ValueError, match="1 to 3 frames"):
+        table(geometry()).reserve(frames)
+
+
+def test_a_full_pool_refuses_the_block_and_changes_nothing():
+    window = table(geometry(), pages=3)
+    with pytest.raises(CapacityError):
+        window.reserve(3)
+    assert window.block == ()
+    window.check()
+
+
+def test_a_long_session_costs_no_more_than_a_short_one():
+    """10,000 blocks: the table's length, its object count and the pool stay as they were after the window filled."""
+    window = table(geometry(sink=3, window=9, block=3, tokens=39, page=16))
+    run_blocks(window, 6)
+    lengths, objects, free = len(window.retained()), reachable(window), window._pool.free_pages
+    run_blocks(window, 9_994)
+    assert window.completed == 30_000
+    assert indices(window.retained())[:4] == [0, 1, 2, 29_991]
+    assert len(window.retained()) == lengths == 12
+    assert reachable(window) == objects
+    assert window._pool.free_pages == free
+
+
+def reachable(root: object) -> int:
+    """How many objects hang on this one, types, modules and functions aside."""
+    seen: set[int] = set()
+    queue = [root]
+    while queue:
+        item = queue.pop()
+        if id(item) in seen or isinstance(item, type | ModuleType | FunctionType | int):
+            continue
+        seen.add(id(item))
+        queue.extend(gc.get_referents(item))
+    return len(seen)
+
+
+def test_reset_at_boundary_empties_the_window_each_time_it_is_complete():
+    size = geometry(sink=1, window=4, block=2, reset=True)
+    window = table(size)
+    kept = []
+    for _ in range(5):
+        window.reserve(2)
+        window.commit()
+        window.check()
+        kept.append(indices(window.retained()))
+    assert kept == [[0, 1], [0], [0, 4, 5], [0], [0, 8, 9]]
+    assert size.skipped_frames(8) == 8 - 1
+
+
+def test_a_rewind_by_one_block_finds_exactly_the_context_that_block_had():
+    window = table(geometry(sink=3, window=9, block=3))
+    run_blocks(window, 7)
+    context = window.visible()
+    run_blocks(window, 1)
+    assert window.can_rewind(3)
+    assert indices(window.rewind(3)) == [21, 22, 23]
+    assert window.visible() == context
+    assert window.completed == 21
+    window.check()
+
+
+def test_a_rewind_whose_context_is_gone_is_refused_and_changes_nothing():
+    window = table(geometry(sink=3, window=9, block=3))
+    run_blocks(window, 8)
+    before = window.retained()
+    with pytest.raises(ArgumentError, match="cannot rewind 6 frames: 24 committed, 12 stored"):
+        window.rewind(6)
+    assert window.retained() == before
+    window.rewind(3)
+    assert not window.can_rewind(3), "the spare block is spent"
+    run_blocks(window, 1)
+    assert window.can_rewind(3), "and is there again after the next one"
+
+
+def test_a_session_that_evicted_nothing_can_go_back_to_any_frame():
+    window = table(geometry(sink=3, window=9, block=3))
+    run_blocks(window, 4)
+    assert all(window.can_rewind(frames) for frames in range(13))
+    assert not window.can_rewind(13)
+    assert not window.can_rewind(-1)
+
+
+def test_a_rewind_into_the_sink_is_always_possible():
+    window = table(geometry(sink=3, window=9, block=3))
+    run_blocks(window, 20)
+    window.rewind(58)
+    assert indices(window.retained()) == [0, 1]
+    window.check()
+    window.rewind(2)
+    assert window._pool.free_pages == 15
+
+
+def test_a_fork_shares_pages_and_then_goes_its_own_way():
+    size = geometry(sink=1, window=3, block=1)
+    pool = PagePool(20)
+    window = WindowTable("ar::a::main", size, pool)
+    run_blocks(window, 5)
+    twin = window.fork("ar::b::main")
+    assert twin.retained() == window.retained()
+    assert pool.statistics().referenced == 4
+    run_blocks(twin, 2)
+    assert indices(window.retained()) == [0, 2, 3, 4]
+    assert indices(twin.retained()) == [0, 4, 5, 6]
+    window.release()
+    twin.check()
+    pool.check()
+    twin.release()
+    assert pool.free_pages == 19
+
+
+def test_prefill_frames_are_history_for_the_first_block_and_settle_with_it():
+    window = table(geometry(sink=3, window=6, block=3))
+    block = window.reserve(3, prefill_frames=3)
+    assert indices(block) == [3, 4, 5]
+    assert indices(window.visible()) == [0, 1, 2]
+    assert window.retained() == ()
+    window.rollback()
+    assert (window.completed, window.prefill, window.block) == (0, (), ())
+    window.reserve(3, prefill_frames=3)
+    window.commit()
+    assert indices(window.retained()) == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(ValueError, match="cannot prefill"):
+        window.reserve(3, prefill_frames=3)
+
+
+def test_release_gives_back_the_block_in_flight_too():
+    window = table(geometry())
+    run_blocks(window, 2)
+    window.reserve(3)
+    assert window.release() == 9
+    window._pool.check()
+    assert window._pool.statistics().referenced == window._pool.statistics().reserved == 0
+
+
+@pytest.mark.parametrize("verb", ["rewind", "fork"])
+def test_nothing_moves_under_a_block_in_flight(verb):
+    window = table(geometry())
+    window.reserve(3)
+    with pytest.raises(ValueError, match="in flight"):
+        getattr(window, verb)({"rewind": 0, "fork": "ar::b::main"}[verb])
+
+
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+def test_there_is_nothing_to_settle_between_blocks(verb):
+    with pytest.raises(ValueError, match="without a block"):
+        getattr(table(geometry()), verb)()
