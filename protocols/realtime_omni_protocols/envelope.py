@@ -143,7 +143,10 @@ def check_size(data: str | bytes, max_bytes: int) -> int:
         size = len(data.encode("utf-8", "surrogatepass"))
     if size > max_bytes:
         raise WireError(
-            WireCode.MESSAGE_TOO_LARGE, f"the message is larger than {max_bytes} bytes", path="$", close=CloseCode.TOO_LARGE
+            WireCode.MESSAGE_TOO_LARGE,
+            f"the message is larger than {max_bytes} bytes",
+            path="$",
+            close=CloseCode.TOO_LARGE,
         )
     return size
 

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from .errors import CloseCode, LocalError, WireCode, WireError
+from .world_entries import ControlEntry, Entry, FrameEntry, ResumePlan, StreamLimits
 from .world_frames import FrameHeader, pack_frame, unpack_frame
 from .world_messages import PATH, PROTOCOL, AnyClientMessage, AnyServerMessage, parse_client, parse_server
 from .world_server import Close, Command, Reply, ServerLimits, WorldServerSide, close_code
-from .world_stream import ControlEntry, Entry, FrameEntry, ResumePlan, StreamLimits, WorldSessionStream
+from .world_stream import WorldSessionStream
 from .world_table import TABLE, WireState
 
 __all__ = [

@@ -79,7 +79,9 @@ def unpack_frame(data: bytes | memoryview) -> tuple[FrameHeader, memoryview]:
     view = memoryview(data)
     if len(view) < HEADER_BYTES:
         raise _refused("$", f"a frame has at least {HEADER_BYTES} bytes")
-    magic, version, number, flags, index, header_bytes, seq, epoch, chunk, frame, event, pts, size = _LAYOUT.unpack_from(view)
+    magic, version, number, flags, index, header_bytes, seq, epoch, chunk, frame, event, pts, size = (
+        _LAYOUT.unpack_from(view)
+    )
     if magic != MAGIC:
         raise _refused("$.magic", "not a frame of this protocol")
     if version != VERSION:

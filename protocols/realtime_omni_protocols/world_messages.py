@@ -421,7 +421,10 @@ def parse_client(
     message = decode_text(data, _client_decoder, max_start_bytes)
     if not isinstance(message, SessionStart | SessionReset) and check_size(data, max_start_bytes) > max_message_bytes:
         raise WireError(
-            WireCode.MESSAGE_TOO_LARGE, f"the message is larger than {max_message_bytes} bytes", path="$", close=CloseCode.TOO_LARGE
+            WireCode.MESSAGE_TOO_LARGE,
+            f"the message is larger than {max_message_bytes} bytes",
+            path="$",
+            close=CloseCode.TOO_LARGE,
         )
     return message
 

@@ -142,7 +142,12 @@ class WorldServerSide:
     """One connection. ``now`` is in seconds on any monotonic scale, the same one as the stream's."""
 
     def __init__(
-        self, *, server: str, models: tuple[str, ...], limits: ServerLimits = ServerLimits(), now: float  # noqa: B008 (frozen)
+        self,
+        *,
+        server: str,
+        models: tuple[str, ...],
+        limits: ServerLimits = ServerLimits(),
+        now: float,
     ) -> None:
         self.limits = limits
         self.state = WireState.NEW
@@ -240,7 +245,9 @@ class WorldServerSide:
         if deadline is None or now < deadline:
             return []
         return self._refuse(
-            WireError(WireCode.HANDSHAKE_TIMEOUT, "session.start or session.resume did not come", close=CloseCode.TIMEOUT)
+            WireError(
+                WireCode.HANDSHAKE_TIMEOUT, "session.start or session.resume did not come", close=CloseCode.TIMEOUT
+            )
         )
 
     # ---- sending --------------------------------------------------------------------------------------------------------------

@@ -14,12 +14,10 @@ import hashlib
 import hmac
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
-
-from msgspec import Struct
 
 from .errors import LocalError, WireCode, WireError
-from .world_frames import FrameHeader, pts_ms
+from .world_entries import ControlEntry, Entry, FrameEntry, ResumePlan, Standing, StreamLimits, StreamStatistics
+from .world_frames import pts_ms
 from .world_messages import (
     MAX_OUTSTANDING_NEXT,
     AcceptStatus,
@@ -50,91 +48,6 @@ from .world_messages import (
     Timings,
 )
 from .world_table import LIVE, TABLE, WireState
-
-__all__ = ["ControlEntry", "Entry", "FrameEntry", "ResumePlan", "StreamLimits", "StreamStatistics", "WorldSessionStream"]
-
-
-class StreamLimits(Struct, frozen=True, kw_only=True):
-    """``max_entries`` bounds what an unacknowledging client can make us keep; past it the oldest is forgotten (then a resume from
-    before it is refused). A healthy client acknowledges within a block or two, so 1,024 entries are hundreds of blocks."""
-
-    max_entries: int = 1_024
-    stall_timeout_s: float = 60.0
-    grace_s: float = 30.0
-
-
-class Standing(Struct, frozen=True):
-    """Where the session stood after an entry: what `session.resumed` tells."""
-
-    state: WireState
-    epoch: int
-    next_frame: int
-
-
-class ControlEntry(Struct, frozen=True, kw_only=True):
-    seq: int
-    message: AnySessionMessage
-    after: Standing
-
-
-class FrameEntry(Struct, frozen=True, kw_only=True):
-    """One binary frame. ``frame`` is its (first) video frame, ``media`` whatever the server wants to keep of it."""
-
-    seq: int
-    epoch: int
-    chunk_index: int
-    index: int
-    last: bool
-    frame: int
-    applied_event_id: int | None
-    pts_ms: int
-    media: object
-    after: Standing
-
-    def header(self, *, format: Format, key: bool, payload_bytes: int, replay: bool = False) -> FrameHeader:
-        return FrameHeader(
-            format=format,
-            key=key,
-            last=self.last,
-            replay=replay,
-            index=self.index,
-            seq=self.seq,
-            epoch=self.epoch,
-            chunk_index=self.chunk_index,
-            frame=self.frame,
-            applied_event_id=self.applied_event_id,
-            pts_ms=self.pts_ms,
-            payload_bytes=payload_bytes,
-        )
-
-
-Entry: TypeAlias = ControlEntry | FrameEntry
-
-
-class ResumePlan(Struct, frozen=True):
-    """Send ``resumed`` first, then the entries, then whatever is emitted next."""
-
-    resumed: SessionResumed
-    entries: tuple[Entry, ...]
-
-
-class StreamStatistics(Struct, frozen=True, kw_only=True):
-    state: str
-    last_seq: int
-    acked_seq: int
-    entries: int
-    entries_peak: int
-    forgotten: int
-    epoch: int
-    generated: int
-    displayed: int
-    asks: int
-    open_events: int
-    events_accepted: int
-    events_applied: int
-    events_discarded: int
-    chunks: int
-    resumes: int
 
 
 def _digest(token: str) -> bytes:
@@ -229,14 +142,22 @@ class WorldSessionStream:
         )
 
     def event_accepted(
-        self, event_id: int, *, status: AcceptStatus = "accepted", pending: int, prompt: str | None = None, re: str | None = None
+        self,
+        event_id: int,
+        *,
+        status: AcceptStatus = "accepted",
+        pending: int,
+        prompt: str | None = None,
+        re: str | None = None,
     ) -> ControlEntry:
         """First receipt. Only ``accepted`` opens the event; the other two say that its terminal receipt exists or will."""
         fresh = status == "accepted"
         if fresh and event_id < self.next_event_id:
             raise LocalError(f"event {event_id} is accepted again")
         entry = self._control(
-            EventAccepted(seq=self.last_seq + 1, event_id=event_id, status=status, pending=pending, prompt=prompt, re=re)
+            EventAccepted(
+                seq=self.last_seq + 1, event_id=event_id, status=status, pending=pending, prompt=prompt, re=re
+            )
         )
         if fresh:
             self._open[event_id] = None
@@ -332,7 +253,9 @@ class WorldSessionStream:
         old = (self.epoch, self.generated, self.next_chunk)
         self.epoch, self.generated, self.next_chunk = self.epoch + 1, 0, 0
         try:
-            entry = self._control(SessionResetDone(seq=self.last_seq + 1, epoch=self.epoch, prompt=prompt, seed=seed, re=re))
+            entry = self._control(
+                SessionResetDone(seq=self.last_seq + 1, epoch=self.epoch, prompt=prompt, seed=seed, re=re)
+            )
         except LocalError:
             self.epoch, self.generated, self.next_chunk = old
             raise
@@ -376,8 +299,10 @@ class WorldSessionStream:
         if current and ack.displayed > self.generated:
             raise WireError(WireCode.INVALID_ARGUMENT, "more frames than were sent", path="$.displayed", re=ack.id)
         arrived = ack.seq
-        for entry in self._entries:  # a displayed frame has arrived, whatever seq says
-            if isinstance(entry, FrameEntry) and (entry.epoch, entry.frame) < (ack.epoch, ack.displayed):
+        # A chunk that was shown to its end has arrived, whatever seq says. Not a frame alone: a page that is reloaded goes
+        # on from the last complete chunk it knows.
+        for entry in self._entries:
+            if isinstance(entry, FrameEntry) and entry.last and (entry.epoch, entry.frame) < (ack.epoch, ack.displayed):
                 arrived = max(arrived, entry.seq)
         self._forget_to(arrived)
         progress = current and ack.displayed > self.displayed
@@ -502,9 +427,15 @@ class WorldSessionStream:
             (seqs != expected, "the replay buffer has a gap"),
             (len(seqs) > self.limits.max_entries, "the replay buffer is over its bound"),
             (not 0 <= self.displayed <= self.generated, "displayed is outside 0..generated"),
-            (self._accepted != self._applied + self._discarded + len(self._open), "an event has not exactly one receipt"),
+            (
+                self._accepted != self._applied + self._discarded + len(self._open),
+                "an event has not exactly one receipt",
+            ),
             ((self.terminal is not None) != (self.state is WireState.CLOSED), "terminal message and state disagree"),
-            (self.terminal is not None and self.terminal.seq != self.last_seq, "something follows the terminal message"),
+            (
+                self.terminal is not None and self.terminal.seq != self.last_seq,
+                "something follows the terminal message",
+            ),
             (self.terminal is not None and bool(self._open), "the session ended with open events"),
         ):
             if broken:

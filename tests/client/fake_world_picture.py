@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
 from realtime_omni_protocols.world_messages import Control, Format
 
 FRAMES = 3
@@ -36,7 +37,9 @@ class Picture:
                 pressed |= self.held
         frames = []
         for index in range(FRAMES):
-            keys = set(script[index]) if script and index < len(script) else self.held | (pressed if index == 0 else set())
+            keys = (
+                set(script[index]) if script and index < len(script) else self.held | (pressed if index == 0 else set())
+            )
             for key in keys:
                 dx, dy = _MOVES[key]
                 self.x, self.y = self.x + dx * STEP, self.y + dy * STEP
@@ -95,8 +98,9 @@ class H264Encoder:
         self._open()
 
     def _open(self) -> None:
-        import av
         from fractions import Fraction
+
+        import av
 
         width, height, fps = self._size
         self._context = av.CodecContext.create("libx264", "w")
@@ -104,7 +108,13 @@ class H264Encoder:
         self._context.pix_fmt = "yuv420p"
         self._context.time_base = Fraction(1, 1000)
         self._context.framerate = Fraction(fps).limit_denominator(1000)
-        self._context.options = {"preset": "ultrafast", "tune": "zerolatency", "crf": "23", "profile": "baseline", "g": "100000"}
+        self._context.options = {
+            "preset": "ultrafast",
+            "tune": "zerolatency",
+            "crf": "23",
+            "profile": "baseline",
+            "g": "100000",
+        }
         self._pts = 0
 
     def encode(self, picture: object, key: bool) -> tuple[bytes, bool]:

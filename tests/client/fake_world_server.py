@@ -16,16 +16,34 @@ import contextlib
 import hashlib
 import mimetypes
 import secrets
+import sys
 import time
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 from pathlib import Path
 
 import msgspec
+
+sys.path.insert(0, str(Path(__file__).parent))  # run as a script or imported by a test: the picture is beside us
 from fake_world_picture import Picture, make_encoder
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+from websockets.typing import Subprotocol
+
 from realtime_omni_protocols.errors import LocalError, WireCode, WireError
-from realtime_omni_protocols.world import Close, Entry, FrameEntry, Reply, ServerLimits, StreamLimits, close_code
-from realtime_omni_protocols.world import WorldServerSide, WorldSessionStream
+from realtime_omni_protocols.world import (
+    Close,
+    Entry,
+    FrameEntry,
+    Reply,
+    ServerLimits,
+    StreamLimits,
+    WorldServerSide,
+    WorldSessionStream,
+    close_code,
+)
 from realtime_omni_protocols.world_messages import (
     KEY_SUBPROTOCOL_PREFIX,
     PATH,
@@ -51,11 +69,6 @@ from realtime_omni_protocols.world_messages import (
     SessionStart,
     Timings,
 )
-from websockets.asyncio.server import ServerConnection, serve
-from websockets.datastructures import Headers
-from websockets.exceptions import ConnectionClosed
-from websockets.http11 import Request, Response
-from websockets.typing import Subprotocol
 
 MODEL = "tiny-world"
 FRAMES_PER_BLOCK = 3
@@ -85,7 +98,12 @@ CONTROLS = (
             "required": ["mode", "frames"],
             "properties": {
                 "mode": {"const": "script"},
-                "frames": {"type": "array", "items": {"type": "array", "items": {"enum": KEYS}}, "minItems": 3, "maxItems": 3},
+                "frames": {
+                    "type": "array",
+                    "items": {"type": "array", "items": {"enum": KEYS}},
+                    "minItems": 3,
+                    "maxItems": 3,
+                },
             },
         },
         description="One list of keys per frame of the block, used for one block.",
@@ -141,7 +159,9 @@ class FakeSession:
         if event.event_id in self.seen:
             if self.seen[event.event_id] != digest:
                 raise WireError(WireCode.EVENT_CONFLICT, "this id was used with another payload")
-            self.push(self.stream.event_accepted(event.event_id, status="duplicate", pending=len(self.pending), re=event.id))
+            self.push(
+                self.stream.event_accepted(event.event_id, status="duplicate", pending=len(self.pending), re=event.id)
+            )
             return
         if event.event_id < self.stream.next_event_id:
             raise WireError(WireCode.STALE, "the id is below the highest accepted one")
@@ -203,7 +223,9 @@ class FakeSession:
             )
             return
         self.prompt = prompt
-        media: list[object] = list(self.picture.block([c for e in snapshot.values() for c in e.controls or ()], prompt, self.seed))
+        media: list[object] = list(
+            self.picture.block([c for e in snapshot.values() for c in e.controls or ()], prompt, self.seed)
+        )
         self.pending = {k: v for k, v in self.pending.items() if k not in snapshot}
         now = time.monotonic()
         entries = self.stream.chunk(
@@ -266,10 +288,16 @@ class FakeConnection:
         await self.ws.send(self.side.send(self.side.hello()))
         writer = asyncio.create_task(self._write())
         try:
-            async with asyncio.timeout_at(asyncio.get_running_loop().time() + self.server.limits.handshake_timeout_s) as timer:
+            async with asyncio.timeout_at(
+                asyncio.get_running_loop().time() + self.server.limits.handshake_timeout_s
+            ) as timer:
                 async for data in self.ws:
                     now = time.monotonic()
-                    receive = self.side.receive_text(data, now) if isinstance(data, str) else self.side.receive_binary(data, now)
+                    receive = (
+                        self.side.receive_text(data, now)
+                        if isinstance(data, str)
+                        else self.side.receive_binary(data, now)
+                    )
                     for command in receive:
                         await self._act(command)
                     timer.reschedule(None if self.side.deadline() is None else timer.when())
@@ -414,7 +442,9 @@ class FakeConnection:
             if isinstance(item, FrameEntry):
                 payload, key = self.encoder.encode(item.media, fresh)
                 fresh = False
-                header = item.header(format=self.format, key=key, payload_bytes=len(payload), replay=item.seq <= self.replay_to)
+                header = item.header(
+                    format=self.format, key=key, payload_bytes=len(payload), replay=item.seq <= self.replay_to
+                )
                 await self.ws.send(self.side.send_frame(header, payload))
                 continue
             message = item.message if not isinstance(item, msgspec.Struct) or hasattr(item, "after") else item
@@ -469,7 +499,11 @@ class FakeServer:
         if root is None or file is None or not file.is_relative_to(root) or not file.is_file():
             return Response(404, "Not Found", Headers({"Content-Length": "10"}), b"not found\n")
         body = file.read_bytes()
-        kind = "text/javascript" if file.suffix in (".js", ".mjs") else mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+        kind = (
+            "text/javascript"
+            if file.suffix in (".js", ".mjs")
+            else mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+        )
         return Response(200, "OK", Headers({"Content-Type": kind, "Content-Length": str(len(body))}), body)
 
 
@@ -481,7 +515,12 @@ async def fake_world(port: int = 0, **settings: object) -> AsyncIterator[tuple[F
         setattr(options, name, value)
     server = FakeServer(options)
     async with serve(
-        server.handle, options.host, port, subprotocols=[Subprotocol(PROTOCOL)], process_request=server.process_request, max_size=2**23
+        server.handle,
+        options.host,
+        port,
+        subprotocols=[Subprotocol(PROTOCOL)],
+        process_request=server.process_request,
+        max_size=2**23,
     ) as listening:
         number = next(iter(listening.sockets)).getsockname()[1]
         try:
@@ -509,7 +548,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
 async def main() -> None:
     options = parse_options()
     async with fake_world(**vars(options)) as (server, url):
-        print(f"fake world server at {url}  page at http://{options.host}:{options.port}/", flush=True)  # noqa: T201
+        print(f"fake world server at {url}  page at http://{options.host}:{options.port}/", flush=True)
         while True:
             await asyncio.sleep(options.drop_every_s or 3600)
             if options.drop_every_s:
@@ -519,5 +558,3 @@ async def main() -> None:
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(main())
-
-
