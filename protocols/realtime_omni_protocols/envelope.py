@@ -219,6 +219,8 @@ def _translate(complaint: str) -> WireError:
         path += where
     if path == "$.format" and text.startswith("Invalid enum value"):
         return WireError(WireCode.UNSUPPORTED_FORMAT, "this format is not one of the protocol's", path=path)
+    if path == "$.protocol" and text.startswith("Invalid"):
+        return WireError(WireCode.UNSUPPORTED_VERSION, "this version of the protocol is unknown", path=path)
     return bad(_clean(text), path)
 
 

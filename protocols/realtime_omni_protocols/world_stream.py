@@ -49,6 +49,8 @@ from .world_messages import (
 )
 from .world_table import LIVE, TABLE, WireState
 
+__all__ = ["ControlEntry", "Entry", "FrameEntry", "ResumePlan", "StreamLimits", "WorldSessionStream"]
+
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8")).digest()
