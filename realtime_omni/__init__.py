@@ -1,1 +1,39 @@
-"""realtime_omni: an interactive realtime session server, and the in-process SessionManager API."""
+"""realtime_omni: an interactive realtime session server, and the in-process SessionManager API.
+
+``from realtime_omni import SessionManager, SessionEvent, ControlInput``. Importing the package imports no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from realtime_omni.manager import Session, SessionManager
+    from realtime_omni.session.values import Artifact, Chunk, ControlInput, EventAcceptance, SessionEvent
+
+_HOMES = {
+    "SessionManager": "realtime_omni.manager",
+    "Session": "realtime_omni.manager",
+    "SessionEvent": "realtime_omni.session.values",
+    "ControlInput": "realtime_omni.session.values",
+    "EventAcceptance": "realtime_omni.session.values",
+    "Chunk": "realtime_omni.session.values",
+    "Artifact": "realtime_omni.session.values",
+}
+
+__all__ = [
+    "Artifact",
+    "Chunk",
+    "ControlInput",
+    "EventAcceptance",
+    "Session",
+    "SessionEvent",
+    "SessionManager",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

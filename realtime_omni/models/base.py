@@ -13,15 +13,15 @@ each of them the engine may drop rows (close, abort, reset) or close the generat
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from realtime_omni.kv.capacity import KVSpec
+from realtime_omni.session.controls import ControlReducer, LatestWinsReducer, PreparedControls
 from realtime_omni.session.values import (
     Artifact,
     ArtifactSpec,
     ChunkMetadata,
-    ControlInput,
     SessionEvent,
     SessionId,
     TickRequest,
@@ -57,6 +57,8 @@ class ModelSpec:
     prompts: tuple[str, ...] = ()
     starts: tuple[str, ...] = ()
     default_prompt: str | None = None
+    start_prompts: Mapping[str, str] = field(default_factory=dict)
+    """The prompt that goes with a start picture, when the client gives none."""
     rollback_safe: bool = False
     """A failed tick leaves committed state intact, so the same chunk may run again (``on_failure: keep``)."""
     serial: bool = False
@@ -82,26 +84,6 @@ class SessionSetup:
     seed: int
     image: np.ndarray | None = None
     start: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedControls:
-    """A reducer's proposal for one tick. ``controls`` become the tick's snapshot, ``private`` the reducer's next state."""
-
-    controls: tuple[ControlInput, ...]
-    private: Any = None
-
-
-class ControlReducer(Protocol):
-    """Turns opaque events into the snapshot of one block. One per session; ``prepare`` is speculative, ``commit`` is not."""
-
-    def prepare(
-        self, current: Mapping[str, ControlInput], events: Sequence[SessionEvent], chunk_index: int
-    ) -> PreparedControls: ...
-
-    def commit(self, prepared: PreparedControls) -> None: ...
-
-    def reset(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,3 +195,21 @@ class WorldModel(Protocol):
     def start_image(self, name: str) -> bytes:
         """PNG bytes of a bundled start picture."""
         ...
+
+
+__all__ = [
+    "BlockAttention",
+    "Checkpoint",
+    "ControlReducer",
+    "ControlSchema",
+    "LatestWinsReducer",
+    "ModelSpec",
+    "PreparedControls",
+    "RowError",
+    "RowOutput",
+    "SessionSetup",
+    "Step",
+    "StepBatch",
+    "StepRow",
+    "WorldModel",
+]

@@ -52,7 +52,9 @@ class Intake:
         known = self._memory.get(event.event_id)
         if known is not None:
             if known.fingerprint != event.fingerprint:
-                raise EventConflictError(f"event {event.event_id} was sent before with another payload", path="event_id")
+                raise EventConflictError(
+                    f"event {event.event_id} was sent before with another payload", path="event_id"
+                )
             return AcceptStatus.DISCARDED if known.discarded else AcceptStatus.DUPLICATE
         if event.event_id <= self.floor:
             raise StaleEventError(

@@ -52,6 +52,7 @@ TABLE: dict[tuple[SessionState, Trigger], SessionState] = {
 ALLOWED: dict[str, frozenset[SessionState]] = {
     "accept_event": frozenset({S.ACTIVE}),
     "next_chunk": frozenset({S.ACTIVE}),
+    "attach": frozenset({S.ACTIVE, S.RESETTING, S.FAILED}),
     "abort": frozenset({S.ACTIVE, S.FAILED}),
     "rollback": frozenset({S.FAILED}),
     "reset": frozenset({S.ACTIVE, S.FAILED}),

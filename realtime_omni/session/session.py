@@ -14,11 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from realtime_omni.errors import ChunkMetadataError, ErrorCode, StateError
-from realtime_omni.models.base import ControlReducer, PreparedControls
+from realtime_omni.session.controls import ControlReducer, PreparedControls
 from realtime_omni.session.intake import Intake
 from realtime_omni.session.lifecycle import Lifecycle, SessionState, Trigger
 from realtime_omni.session.values import (
-    AcceptStatus,
     ChunkIndex,
     ChunkMetadata,
     ControlInput,
@@ -137,7 +136,7 @@ class Session:
         self.in_flight = None
         self.intake.applied(flight.tick.applied_event_ids)
         self.prompt = flight.tick.prompt
-        self.controls = {c.track: c for c in flight.prepared.controls}
+        self.controls = {c.track: c for c in flight.prepared.after}
         self.chunk_index = ChunkIndex(self.chunk_index + 1)
 
     def abort_tick(self) -> None:
@@ -172,24 +171,3 @@ class Session:
         if self.in_flight is not None:
             assert self.state is SessionState.ACTIVE, "a tick runs in a session that is not active"
             assert self.in_flight.tick.chunk_index == self.chunk_index, "the tick in flight is not the next chunk"
-
-
-class LatestWinsReducer:
-    """The default reducer: the last control per track wins and stays until replaced."""
-
-    def prepare(
-        self, current: dict[str, ControlInput], events: tuple[SessionEvent, ...], chunk_index: int
-    ) -> PreparedControls:
-        merged = dict(current)
-        for event in events:
-            merged.update({c.track: c for c in event.controls})
-        return PreparedControls(tuple(merged.values()))
-
-    def commit(self, prepared: PreparedControls) -> None:
-        """Nothing private to keep."""
-
-    def reset(self) -> None:
-        """Nothing private to forget."""
-
-
-__all__ = ["AcceptStatus", "InFlight", "LatestWinsReducer", "RequestIdFactory", "Session"]

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NewType
 
@@ -263,7 +264,7 @@ def check_event_ids(value: object, path: str) -> tuple[EventId, ...]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise ChunkMetadataError(f"{path} must be a sequence of integers", path=path)
     ids = tuple(check_event_id(v, f"{path}[{i}]") for i, v in enumerate(value))
-    if any(b <= a for a, b in zip(ids, ids[1:], strict=False)):
+    if any(b <= a for a, b in pairwise(ids)):
         raise ChunkMetadataError(f"{path} must be unique and strictly increasing", path=path)
     return ids
 
@@ -351,11 +352,10 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class ChunkTimings:
-    """Milliseconds. ``wait_ms``: asked for → planned; ``tick_ms``: planned → settled; ``passes_ms``: inside the model."""
+    """Milliseconds. ``wait_ms``: asked for to planned; ``tick_ms``: planned to settled, of a batch of ``batch_size`` rows."""
 
     wait_ms: float
     tick_ms: float
-    model_ms: float
     batch_size: int
 
 

@@ -1,0 +1,143 @@
+"""From a configuration to a running engine: model, KV plan, pools, runner. The only place that joins them.
+
+Everything that can be refused is refused here, before a session exists (rows A28, A32, AC-16, AC-17).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from realtime_omni.clock import Clock
+from realtime_omni.engine.consumer import TickConsumer
+from realtime_omni.engine.engine import Engine, EngineSettings
+from realtime_omni.engine.inbox import Inbox
+from realtime_omni.engine.outbox import Outbox
+from realtime_omni.engine.runner import ModelRunner
+from realtime_omni.errors import ConfigError, ErrorCode
+from realtime_omni.kv.capacity import CapacityPlan, KVSpec, plan_capacity
+from realtime_omni.kv.manager import KVBook
+from realtime_omni.session.session import RequestIdFactory
+
+if TYPE_CHECKING:
+    from realtime_omni.config import Config
+    from realtime_omni.models.base import ModelSpec, WorldModel
+
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def engine_settings(config: Config, spec: ModelSpec, sessions: int) -> EngineSettings:
+    """The engine's bounds from the recipe, held against what the model declares."""
+    check_serial(config, spec)
+    return EngineSettings(
+        max_batch=1 if spec.serial else config.engine.max_batch,
+        max_sessions=min(config.session.max_sessions, sessions),
+        max_pending_events=config.engine.max_pending_events,
+        evict=config.kv.policy == "lru",
+        keep_failed=config.engine.on_failure == "keep" and spec.rollback_safe,
+        horizon_frames=config.session.horizon_frames,
+    )
+
+
+def check_serial(config: Config, spec: ModelSpec) -> None:
+    """A serial model takes batches of one: asking for more is refused, never silently reduced."""
+    if spec.serial and config.engine.max_batch != 1:
+        raise ConfigError(
+            f"model {spec.name!r} runs one session at a time: engine.max_batch must be 1, not {config.engine.max_batch}",
+            code=ErrorCode.UNSUPPORTED,
+            path="engine.max_batch",
+        )
+
+
+def kv_spec(config: Config, spec: ModelSpec) -> KVSpec:
+    """The model's KV geometry with the recipe's overrides."""
+    kv = spec.kv
+    return replace(
+        kv,
+        sink_frames=kv.sink_frames if config.kv.sink_frames is None else config.kv.sink_frames,
+        window_frames=kv.window_frames if config.kv.window_frames is None else config.kv.window_frames,
+        page_tokens=kv.page_tokens if config.kv.page_tokens is None else config.kv.page_tokens,
+        requested_sessions=config.kv.requested_sessions,
+        max_in_flight=1 if spec.serial else config.engine.max_batch,
+        dtype_bytes=DTYPE_BYTES[config.dtype],
+    )
+
+
+def kv_plan(config: Config, spec: ModelSpec) -> CapacityPlan:
+    """How many sessions fit. Raises ConfigError with the numbers when not even one does."""
+    geometry = kv_spec(config, spec)
+    try:
+        return plan_capacity(
+            geometry,
+            available_bytes=available_bytes(config.device),
+            fraction=config.kv.memory_fraction,
+            budget_bytes=config.kv.memory_bytes,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error), code=ErrorCode.CAPACITY, path="kv") from error
+
+
+def available_bytes(device: str) -> int:
+    """Free memory of the device in bytes; on CPU what the system calls available."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.mem_get_info(torch.device(device))[0])
+    pages = os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in os.sysconf_names else 0
+    try:
+        with open("/proc/meminfo", encoding="ascii") as meminfo:
+            for line in meminfo:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return pages * os.sysconf("SC_PAGE_SIZE") or 1 << 32
+
+
+def build_runner(config: Config, model: WorldModel) -> ModelRunner:
+    """The runner of a loaded model: plan, book, pools, attention back-end."""
+    import torch
+
+    from realtime_omni.kv.attention import open_backend
+    from realtime_omni.kv.storage import KVStorage
+
+    plan = kv_plan(config, model.spec)
+    book = KVBook.from_plan(plan)
+    storage = KVStorage(plan.spec, plan.total_pages, device=config.device, dtype=getattr(torch, config.dtype))
+    synchronize: Callable[[], None] | None = None
+    if config.device.startswith("cuda"):
+
+        def synchronize() -> None:
+            torch.cuda.synchronize(torch.device(config.device))
+
+    return ModelRunner(model, book, storage, open_backend(device=config.device), synchronize=synchronize)
+
+
+def build_engine(
+    config: Config,
+    inbox: Inbox,
+    outbox: Outbox,
+    *,
+    clock: Clock,
+    mint: Callable[[], str],
+    request_ids: RequestIdFactory,
+    model: WorldModel | None = None,
+    consumer: TickConsumer | None = None,
+) -> Engine:
+    """Runs on the engine's thread. ``consumer`` replaces the model runner (a foreign engine behind our sessions)."""
+    if consumer is None:
+        import torch
+
+        torch.set_num_threads(config.engine.threads)
+        from realtime_omni.models import catalog
+
+        loaded = model if model is not None else catalog.build(config)
+        check_serial(config, loaded.spec)
+        runner = build_runner(config, loaded)
+        settings = engine_settings(config, loaded.spec, runner.book.capacity)
+        consumer = runner
+    else:
+        settings = engine_settings(config, consumer.spec, config.session.max_sessions)
+    return Engine(consumer, settings, clock=clock, inbox=inbox, outbox=outbox, mint=mint, request_ids=request_ids)

@@ -1,0 +1,124 @@
+"""What executes ticks: the seam between sessions and whatever runs a model.
+
+Two implementations: :class:`~realtime_omni.engine.runner.ModelRunner` (our own batched ticks over paged KV) and
+:class:`~realtime_omni.generate.GenerateConsumer` (any async ``generate()`` client, one request per tick). The engine
+knows only this page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from realtime_omni.models.base import ControlReducer, ModelSpec, RowOutput, SessionSetup
+from realtime_omni.session.values import SessionEvent, SessionId, TickRequest
+
+
+class Release(Protocol):
+    """Worker cleanup under way. ``poll`` returns True once it succeeded, False while it runs, and raises when it failed."""
+
+    def poll(self) -> bool: ...
+
+
+class Done:
+    """A release that has already succeeded."""
+
+    def poll(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """One row of a tick to run."""
+
+    tick: TickRequest
+    outputs: tuple[str, ...]
+
+
+class TickRun(Protocol):
+    """One batch between its reservation and its settlement. Every row is settled exactly once: ``commit``, ``rollback`` or
+    ``drop``; ``close`` rolls back what is left."""
+
+    @property
+    def planned(self) -> Sequence[PlannedRow]: ...
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """Rows that were neither dropped nor settled."""
+        ...
+
+    def advance(self) -> bool:
+        """Run up to the next checkpoint; False when everything is computed. An exception concerns the whole batch."""
+        ...
+
+    def drop(self, row: int) -> None:
+        """Leave the batch at a checkpoint; the row's reservation is rolled back at once."""
+        ...
+
+    def outcome(self, row: int) -> RowOutput | Exception:
+        """After ``advance`` returned False."""
+        ...
+
+    def precommit(self, row: int) -> None:
+        """Whatever can still fail; raises, and then the row is rolled back."""
+        ...
+
+    def commit(self, row: int) -> None:
+        """Publish what the row reserved. Does not fail."""
+        ...
+
+    def rollback(self, row: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TickConsumer(Protocol):
+    """Everything the engine asks of an executor. Called from the engine's thread only."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    def understand(self, event: SessionEvent) -> str | None: ...
+
+    def new_reducer(self) -> ControlReducer: ...
+
+    def open(self, setup: SessionSetup) -> None:
+        """Take a place for a session. Raises CapacityError when full, ArgumentError for a setup that cannot be."""
+        ...
+
+    def needs_prefill(self, session_id: SessionId) -> bool: ...
+
+    def prefill(self, sessions: Sequence[PlannedRow]) -> TickRun: ...
+
+    def plan(self, rows: Sequence[PlannedRow]) -> TickRun:
+        """Reserve for a block of every row, all or nothing. Raises CapacityError."""
+        ...
+
+    def reset(self, setup: SessionSetup) -> Release:
+        """Start the session over with a new setup. Raises ArgumentError, changing nothing, when the setup cannot be."""
+        ...
+
+    def release(self, session_id: SessionId) -> Release:
+        """Give back everything a session holds; idempotent."""
+        ...
+
+    def oldest(self, idle: Collection[str]) -> str | None:
+        """The least recently used of the idle sessions, for eviction."""
+        ...
+
+    def is_sticky(self, error: BaseException) -> bool:
+        """The device is broken until restart: only release makes sense."""
+        ...
+
+    def pages(self) -> tuple[int, int]:
+        """Used and total pages."""
+        ...
+
+    def pages_of(self, session_id: SessionId) -> int: ...
+
+    def state_bytes(self, session_id: SessionId) -> int: ...
+
+    def check(self) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,197 @@
+"""The desk: one command at a time becomes a change of one session, or a refusal.
+
+Owns the meaning of every command. It changes sessions through their machines and asks the engine to ``withdraw`` a session
+from a running batch; it never computes. Refuse before change: a command that raises has changed nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from realtime_omni.artifacts import resolve_outputs
+from realtime_omni.clock import Clock
+from realtime_omni.engine import commands as c
+from realtime_omni.engine.consumer import TickConsumer
+from realtime_omni.engine.endings import Endings
+from realtime_omni.engine.entry import MAX_WAITERS, Entry, Waiter
+from realtime_omni.engine.front import Front
+from realtime_omni.engine.openings import Openings
+from realtime_omni.errors import AbortedError, CapacityError, ErrorCode, OmniError, SessionGoneError, StateError
+from realtime_omni.models.base import SessionSetup
+from realtime_omni.session.lifecycle import Trigger
+from realtime_omni.session.registry import Registry
+from realtime_omni.session.session import RequestIdFactory, Session
+from realtime_omni.session.values import check_event_id, check_prompt
+
+log = logging.getLogger(__name__)
+
+Withdraw = Callable[[Entry, Exception], None]
+
+
+class Desk:
+    """Handles the commands of one engine."""
+
+    def __init__(
+        self,
+        registry: Registry[Entry],
+        consumer: TickConsumer,
+        front: Front,
+        openings: Openings,
+        endings: Endings,
+        clock: Clock,
+        withdraw: Withdraw,
+        *,
+        request_ids: RequestIdFactory,
+        max_pending_events: int,
+        horizon_frames: int | None,
+    ) -> None:
+        self._registry = registry
+        self._consumer = consumer
+        self._front = front
+        self._openings = openings
+        self._endings = endings
+        self._clock = clock
+        self._withdraw = withdraw
+        self._request_ids = request_ids
+        self._max_pending_events = max_pending_events
+        self._horizon_frames = horizon_frames
+        self._arrivals = 0
+        self.created = 0
+
+    def handle(self, command: c.Command) -> None:
+        """Never raises: whatever is wrong with a command is the answer to that command."""
+        try:
+            if isinstance(command, c.Create):
+                self._create(command)
+            elif isinstance(command, c.SessionCommand):
+                self._session_command(self._find(command), command)
+        except OmniError as error:
+            known = self._registry.find(command.session_id) if isinstance(command, c.SessionCommand) else None
+            self._front.fail(command.ticket, error, known)
+        except Exception:  # our bug or a model's: this command fails, nobody else
+            log.exception("command failed command=%s", type(command).__name__)
+            refused = StateError(f"{type(command).__name__.lower()} failed", code=ErrorCode.INTERNAL)
+            self._front.fail(command.ticket, refused)
+
+    def close(self, entry: Entry, reason: str, ticket: int = 0) -> None:
+        """Out of the running batch first, then the one close path."""
+        self._withdraw(entry, SessionGoneError(f"session {entry.session.id!r} was closed: {reason}"))
+        self._endings.close(entry, reason, ticket)
+
+    def _find(self, command: c.SessionCommand) -> Entry:
+        entry = self._registry.get(command.session_id)
+        if command.generation is not None and entry.session.generation != command.generation:
+            raise SessionGoneError(f"session {command.session_id!r} is a later one of the same name")
+        return entry
+
+    def _session_command(self, entry: Entry, command: c.SessionCommand) -> None:
+        match command:
+            case c.Accept():
+                receipt = entry.session.accept_event(command.event, self._consumer.understand)
+                entry.last_used_at_s = self._clock.now_s()
+                self._front.ok(command.ticket, receipt, entry)
+            case c.Next():
+                self._ask(entry, command)
+            case c.Cancel():
+                self._cancel(entry, command.target)
+            case c.Abort():
+                self._front.ok(command.ticket, self._abort(entry), entry)
+            case c.Rollback():
+                self._rollback(entry)
+                self._front.ok(command.ticket, None, entry)
+            case c.Reset():
+                self._reset(entry, command)
+            case c.Close():
+                self.close(entry, command.reason, command.ticket)
+            case c.Detach() if command.grace_s <= 0:
+                self.close(entry, "detached_expired", command.ticket)
+            case c.Detach():
+                entry.lease_until_s = self._clock.now_s() + command.grace_s
+                self._front.ok(command.ticket, None, entry)
+            case c.Attach():
+                entry.session.lifecycle.require("attach")
+                entry.lease_until_s = None
+                self._front.ok(command.ticket, None, entry)
+            case _:
+                raise StateError(f"unknown command {type(command).__name__}", code=ErrorCode.INTERNAL)
+
+    def _create(self, command: c.Create) -> None:
+        spec = self._consumer.spec
+        outputs = resolve_outputs(command.outputs, spec.artifacts)
+        seed = int(check_event_id(command.seed, "seed"))
+        session_id, generation = self._registry.claim(command.session_id)
+        usual = spec.start_prompts.get(command.start or "", spec.default_prompt)
+        prompt = usual if command.prompt is None else check_prompt(command.prompt)
+        setup = SessionSetup(session_id, prompt, seed, command.image, command.start)
+        self._openings.take_place(setup)
+        now_s = self._clock.now_s()
+        session = Session(
+            session_id,
+            generation,
+            prompt=prompt,
+            reducer=self._consumer.new_reducer(),
+            max_pending_events=self._max_pending_events,
+            request_ids=self._request_ids,
+            frames_per_block=spec.frames_per_block,
+            horizon_frames=spec.horizon_frames if self._horizon_frames is None else self._horizon_frames,
+        )
+        entry = Entry(session, setup, outputs, created_at_s=now_s, last_used_at_s=now_s)
+        self._registry.add(session_id, entry)
+        self.created += 1
+        self._openings.begin(entry, command.ticket)
+
+    def _ask(self, entry: Entry, command: c.Next) -> None:
+        entry.session.require_tick()
+        if len(entry.waiters) >= MAX_WAITERS:
+            raise CapacityError(f"{MAX_WAITERS} calls of next_chunk wait already")
+        outputs = entry.outputs
+        if command.outputs is not None:
+            outputs = resolve_outputs(command.outputs, self._consumer.spec.artifacts)
+        self._arrivals += 1
+        entry.last_used_at_s = self._clock.now_s()
+        entry.waiters.append(Waiter(command.ticket, outputs, self._arrivals, entry.last_used_at_s))
+
+    def _cancel(self, entry: Entry, ticket: int) -> None:
+        gone = AbortedError("the caller went away")
+        for waiter in entry.waiters:
+            if waiter.ticket == ticket:
+                entry.waiters.remove(waiter)
+                self._front.fail(ticket, gone, entry)
+                return
+        if entry.flying_ticket == ticket:
+            self._withdraw(entry, gone)
+
+    def _abort(self, entry: Entry) -> int | None:
+        """Roll the running chunk back; returns its index, or None when nothing runs."""
+        entry.session.lifecycle.require("abort")
+        if entry.session.in_flight is None:
+            return None
+        index = int(entry.session.chunk_index)
+        self._withdraw(entry, AbortedError(f"chunk {index} was aborted on request"))
+        return index
+
+    def _rollback(self, entry: Entry) -> None:
+        entry.session.lifecycle.require("rollback")
+        if not entry.can_rollback:
+            raise StateError("worker state was released when the tick failed; reset or close the session")
+        entry.session.lifecycle.move(Trigger.ROLLBACK)
+
+    def _reset(self, entry: Entry, command: c.Reset) -> None:
+        entry.session.lifecycle.require("reset")
+        old = entry.setup
+        fresh_picture = command.image is not None or command.start is not None
+        setup = replace(
+            old,
+            prompt=old.prompt if command.prompt is None else check_prompt(command.prompt),
+            seed=old.seed if command.seed is None else int(check_event_id(command.seed, "seed")),
+            image=command.image if fresh_picture else old.image,
+            start=command.start if fresh_picture else old.start,
+        )
+        stopped = AbortedError("the session was reset")
+        self._withdraw(entry, stopped)
+        for waiter in entry.waiters:
+            self._front.fail(waiter.ticket, stopped, entry)
+        entry.waiters.clear()
+        self._openings.reset(entry, setup, command.ticket)

@@ -1,0 +1,419 @@
+"""MAIN STREET: absorb, plan, run, settle, reap.
+
+The engine owns every session through its registry, and the one tick in flight. It runs on one thread; nothing else touches
+what it owns. Commands come from the inbox, answers and notices leave through the outbox.
+
+    cycle:  absorb    commands -> session machines (refuse before change)
+            open      prefill sessions that were just created or reset
+            plan      choose due sessions, freeze their ticks, reserve pages
+            run       the consumer computes, checkpoint by checkpoint; between two of them commands are absorbed,
+                      so that close, abort and reset act within one denoise step
+            settle    per row: verify, commit | roll back, answer
+            reap      releases under way, tombstone retries, expired leases
+
+``plan``, ``run`` and ``settle`` are separate calls so that tests can put commands between them. A batch that fails as a
+whole is run again row by row, so that one member's fault stays its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from realtime_omni.artifacts import check_artifacts
+from realtime_omni.clock import Clock
+from realtime_omni.engine.consumer import PlannedRow, TickConsumer, TickRun
+from realtime_omni.engine.desk import Desk
+from realtime_omni.engine.endings import Endings
+from realtime_omni.engine.entry import MAX_WAITERS, Entry, Waiter
+from realtime_omni.engine.front import Front
+from realtime_omni.engine.inbox import Inbox
+from realtime_omni.engine.openings import Openings
+from realtime_omni.engine.outbox import Outbox
+from realtime_omni.engine.scheduler import Due, choose
+from realtime_omni.errors import ErrorCode, OmniError, StateError, TickError
+from realtime_omni.models.base import RowOutput
+from realtime_omni.session.registry import Registry
+from realtime_omni.session.session import RequestIdFactory
+from realtime_omni.session.values import Chunk, ChunkIndex, ChunkTimings, SessionId, TickRequest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Bounds and policies; see the recipe's ``engine``, ``kv`` and ``session`` sections."""
+
+    max_batch: int = 8
+    max_sessions: int = 8
+    max_pending_events: int = 32
+    evict: bool = False
+    """Policy ``lru``: a full server closes its least recently used idle session instead of refusing a new one."""
+    keep_failed: bool = True
+    """``on_failure: keep``, and the model declares itself rollback-safe."""
+    horizon_frames: int | None = None
+
+
+@dataclass(slots=True)
+class Flight:
+    """One session in the batch that runs. ``waiter`` is None for a prefill."""
+
+    entry: Entry
+    planned: PlannedRow
+    waiter: Waiter | None
+    run: TickRun | None = None
+    row: int = 0
+    result: RowOutput | Exception | None = None
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    ticks_settled: int = 0
+    chunks_committed: int = 0
+    chunks_failed: int = 0
+    chunks_aborted: int = 0
+    isolated_reruns: int = 0
+    batch_rows: int = 0
+
+
+class Engine:
+    """All sessions of one consumer. ``cycle`` once, or its parts one by one."""
+
+    def __init__(
+        self,
+        consumer: TickConsumer,
+        settings: EngineSettings,
+        *,
+        clock: Clock,
+        inbox: Inbox,
+        outbox: Outbox,
+        mint: Callable[[], str],
+        request_ids: RequestIdFactory,
+    ) -> None:
+        self.consumer = consumer
+        self.settings = settings
+        self.inbox = inbox
+        self.registry: Registry[Entry] = Registry(mint)
+        self.counters = EngineCounters()
+        self.progress_at_s = clock.now_s()
+        self._clock = clock
+        self._front = Front(outbox, consumer)
+        self._endings = Endings(self.registry, consumer, self._front, clock)
+        self._openings = Openings(
+            self.registry,
+            consumer,
+            self._front,
+            self._endings,
+            clock,
+            max_sessions=settings.max_sessions,
+            evict=settings.evict,
+        )
+        self._desk = Desk(
+            self.registry,
+            consumer,
+            self._front,
+            self._openings,
+            self._endings,
+            clock,
+            self._withdraw,
+            request_ids=request_ids,
+            max_pending_events=settings.max_pending_events,
+            horizon_frames=settings.horizon_frames,
+        )
+        self._flights: dict[SessionId, Flight] = {}
+        self._planned_at_s = 0.0
+
+    # ------------------------------------------------------------------ the street
+
+    def cycle(self) -> bool:
+        """One round; True when a tick was run, so that there may be more to do at once."""
+        self.absorb()
+        worked = self.open_sessions()
+        if self.plan():
+            self.run()
+            self.settle()
+            worked = True
+        self.reap()
+        self.progress_at_s = self._clock.now_s()
+        return worked
+
+    def absorb(self) -> None:
+        """Take every waiting command, control lane first."""
+        for command in self.inbox.take():
+            self._desk.handle(command)
+
+    def open_sessions(self) -> bool:
+        """Prefill the sessions that wait for it, and answer their create or reset."""
+        waiting = [e for e in self.registry if e.awaits_prefill][: self.settings.max_batch]
+        if not waiting:
+            return False
+        planned = [PlannedRow(self._prefill_tick(e), ()) for e in waiting]
+        flights = [Flight(e, p, None) for e, p in zip(waiting, planned, strict=True)]
+        self._board(flights)
+        self._drive(flights, self.consumer.prefill)
+        for flight in tuple(self._flights.values()):
+            self._settle_prefill(flight)
+        self._board([])
+        return True
+
+    def plan(self) -> bool:
+        """Choose the next batch, freeze its ticks, reserve its pages; False when nobody is due."""
+        self._planned_at_s = self._clock.now_s()
+        due = [Due(e.session.id, e.waiters[0].order) for e in self.registry if e.waiters and not e.awaits_prefill]
+        flights = []
+        for session_id in choose(due, self.settings.max_batch):
+            flight = self._begin(self.registry.get(session_id))
+            if flight is not None:
+                flights.append(flight)
+        self._board(flights)
+        if flights:
+            self._reserve(flights)
+        return bool(self._flights)
+
+    def run(self) -> None:
+        """Compute the planned batch. Nothing is committed here."""
+        self._drive(list(self._flights.values()), self.consumer.plan)
+
+    def settle(self) -> None:
+        """Commit or roll back every row and answer its waiter."""
+        batch = len(self._flights)
+        for flight in tuple(self._flights.values()):
+            self._settle_tick(flight, batch)
+        if batch:
+            self.counters.ticks_settled += 1
+            self.counters.batch_rows += batch
+        self._board([])
+
+    def reap(self) -> None:
+        """Everything that waits for time or for a release."""
+        for entry in self.registry:
+            if entry.resetting is not None:
+                self._openings.poll_reset(entry)
+            self._endings.poll(entry)
+            if self._endings.expired(entry):
+                self._desk.close(entry, "detached_expired")
+
+    def next_deadline_s(self) -> float | None:
+        """When ``reap`` has something to do by itself; None when only a command can change anything."""
+        times = [t for e in self.registry for t in (e.retry_at_s, e.lease_until_s) if t is not None]
+        if any(e.closing is not None or e.resetting is not None for e in self.registry):
+            times.append(self._clock.now_s() + 0.01)
+        return min(times, default=None)
+
+    @property
+    def sessions_created(self) -> int:
+        return self._desk.created
+
+    @property
+    def sessions_evicted(self) -> int:
+        return self._openings.evicted
+
+    @property
+    def cleanup_failures(self) -> int:
+        return self._endings.cleanup_failures
+
+    def has_work(self) -> bool:
+        return any(e.waiters or e.awaits_prefill for e in self.registry)
+
+    def close_all(self, reason: str) -> None:
+        """Shut down: every session takes the ordinary close path."""
+        for entry in self.registry:
+            self._desk.close(entry, reason)
+
+    def check(self) -> None:
+        """Raises AssertionError when an invariant is broken. Between cycles no page may be reserved."""
+        self.consumer.check()
+        for entry in self.registry:
+            entry.session.check()
+            assert len(entry.waiters) <= MAX_WAITERS
+        if not self._flights:
+            assert all(e.session.in_flight is None for e in self.registry), "a tick is in flight outside a batch"
+
+    # ------------------------------------------------------------------ ticks
+
+    def _board(self, flights: list[Flight]) -> None:
+        """These sessions, and no others, are in the batch."""
+        for flight in self._flights.values():
+            flight.entry.flying = False
+        self._flights = {f.entry.session.id: f for f in flights}
+        for flight in flights:
+            flight.entry.flying = True
+            flight.entry.flying_ticket = flight.waiter.ticket if flight.waiter else 0
+
+    def _leave(self, entry: Entry) -> Flight | None:
+        entry.flying = False
+        return self._flights.pop(entry.session.id, None)
+
+    def _begin(self, entry: Entry) -> Flight | None:
+        """Freeze the next tick of a session, or answer its waiter with why not."""
+        waiter = entry.waiters.popleft()
+        try:
+            tick = entry.session.begin_tick(waiter.outputs)
+        except OmniError as error:
+            if isinstance(error, StateError):
+                self._front.fail(waiter.ticket, error, entry)
+            else:
+                self._fail(entry, waiter, error)
+            return None
+        except Exception as error:
+            self._fail(entry, waiter, error)
+            return None
+        return Flight(entry, PlannedRow(tick, waiter.outputs), waiter)
+
+    def _reserve(self, flights: list[Flight]) -> None:
+        try:
+            run = self.consumer.plan([f.planned for f in flights])
+        except Exception as error:
+            for flight in flights:
+                self._fail_flight(flight, error)
+            return
+        for row, flight in enumerate(flights):
+            flight.run, flight.row = run, row
+
+    def _drive(self, flights: list[Flight], plan: Callable[[list[PlannedRow]], TickRun]) -> None:
+        """Run flights to their results: together first, one by one when together failed."""
+        groups: deque[list[Flight]] = deque([flights])
+        while groups:
+            group = [f for f in groups.popleft() if self._is_flying(f)]
+            if not group:
+                continue
+            error = self._compute(group, plan)
+            live = [f for f in group if self._is_flying(f)]
+            if error is None:
+                for flight in live:
+                    assert flight.run is not None
+                    flight.result = flight.run.outcome(flight.row)
+            elif len(live) > 1 and not self.consumer.is_sticky(error):
+                self.counters.isolated_reruns += len(live)
+                groups.extendleft([f] for f in reversed(live))
+            else:
+                for flight in live:
+                    flight.result = error
+
+    def _compute(self, group: list[Flight], plan: Callable[[list[PlannedRow]], TickRun]) -> Exception | None:
+        """One run of one group; returns what stopped it. After an error nothing is reserved any more."""
+        run = group[0].run
+        try:
+            if run is None:
+                run = plan([f.planned for f in group])
+                for row, flight in enumerate(group):
+                    flight.run, flight.row = run, row
+            while run.advance():
+                self.progress_at_s = self._clock.now_s()
+                self.absorb()
+        except Exception as error:
+            if run is not None:
+                run.close()
+            for flight in group:
+                flight.run = None
+            return error
+        return None
+
+    def _is_flying(self, flight: Flight) -> bool:
+        return self._flights.get(flight.entry.session.id) is flight
+
+    def _withdraw(self, entry: Entry, error: Exception) -> None:
+        """Take a session out of the batch that runs, if it is in it; its pages are free at once."""
+        flight = self._leave(entry)
+        if flight is None:
+            return
+        if flight.run is not None:
+            flight.run.drop(flight.row)
+        if flight.waiter is not None:
+            entry.session.abort_tick()
+            self.counters.chunks_aborted += 1
+            self._front.fail(flight.waiter.ticket, error, entry)
+
+    def _settle_tick(self, flight: Flight, batch: int) -> None:
+        entry, run, result = flight.entry, flight.run, flight.result
+        waiter = flight.waiter
+        assert waiter is not None
+        try:
+            if isinstance(result, Exception):
+                raise result
+            assert run is not None
+            assert isinstance(result, RowOutput)
+            tick = flight.planned.tick
+            entry.session.verify(result.metadata)
+            artifacts = check_artifacts(
+                self.consumer.spec.name,
+                tick.request_id,
+                self.consumer.spec.artifacts,
+                flight.planned.outputs,
+                result.artifacts,
+            )
+            run.precommit(flight.row)
+            entry.session.commit_tick()
+        except Exception as error:
+            self._fail_flight(flight, error)
+            return
+        run.commit(flight.row)
+        now_s = self._clock.now_s()
+        entry.last_used_at_s = now_s
+        self.counters.chunks_committed += 1
+        used, total = self.consumer.pages()
+        frames = self.consumer.spec.frames_per_block
+        primary = self.consumer.spec.primary
+        chunk = Chunk(
+            metadata=result.metadata,
+            artifacts=artifacts,
+            primary=primary if primary in artifacts else None,
+            epoch=entry.session.epoch,
+            first_frame=tick.chunk_index * frames,
+            frames=frames,
+            prompt=tick.prompt,
+            timings=ChunkTimings(
+                wait_ms=(self._planned_at_s - waiter.asked_at_s) * 1000,
+                tick_ms=(now_s - self._planned_at_s) * 1000,
+                batch_size=batch,
+            ),
+            pages_used=used,
+            pages_total=total,
+        )
+        self._front.ok(waiter.ticket, chunk, entry)
+
+    def _settle_prefill(self, flight: Flight) -> None:
+        entry, run, result = flight.entry, flight.run, flight.result
+        try:
+            if isinstance(result, Exception):
+                raise result
+            assert run is not None
+            assert isinstance(result, RowOutput)
+            run.precommit(flight.row)
+        except Exception as error:
+            if run is not None:
+                run.rollback(flight.row)
+            self._openings.failed(entry, error)
+            return
+        run.commit(flight.row)
+        self._openings.opened(entry)
+
+    def _fail_flight(self, flight: Flight, error: Exception) -> None:
+        self._leave(flight.entry)
+        if flight.run is not None:
+            flight.run.rollback(flight.row)
+        assert flight.waiter is not None
+        self._fail(flight.entry, flight.waiter, error)
+
+    def _fail(self, entry: Entry, waiter: Waiter, error: Exception) -> None:
+        """The tick failed: FAILED, nothing changed; keep or release worker state by policy; tell everybody who waits."""
+        session = entry.session
+        index: ChunkIndex = session.chunk_index
+        self.counters.chunks_failed += 1
+        log.error("tick failed session_id=%s chunk_index=%d", session.id, index, exc_info=error)
+        session.fail_tick()
+        shown = error if isinstance(error, OmniError) else TickError(f"chunk {index} failed")
+        keep = self.settings.keep_failed and not self.consumer.is_sticky(error)
+        if not keep:
+            self._endings.release_failed_session(entry)
+        self._front.fail(waiter.ticket, shown, entry)
+        refused = StateError("the session failed; reset, roll back or close it", code=ErrorCode.SESSION_FAILED)
+        for other in entry.waiters:
+            self._front.fail(other.ticket, refused, entry)
+        entry.waiters.clear()
+        self._front.notice("failed", entry, reason="failed", code=shown.code, message=shown.message)
+
+    def _prefill_tick(self, entry: Entry) -> TickRequest:
+        return TickRequest(entry.session.id, f"prefill-{entry.session.id}", ChunkIndex(0), (), entry.setup.prompt, ())

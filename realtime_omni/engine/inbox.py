@@ -1,0 +1,85 @@
+"""The door into the engine: two bounded lanes, control before work.
+
+Any thread may ``put``; only the engine takes. Full is a decision: a command that finds no place is refused with ``capacity``
+and counted, so nobody waits without knowing. The control lane has its own bound and is always emptied first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+from realtime_omni.engine.commands import Command, ControlCommand
+from realtime_omni.errors import CapacityError, ErrorCode
+
+CONTROL_FACTOR = 4
+"""Control places per work place: every session may want to be closed while the work lane is full."""
+
+
+@dataclass(frozen=True, slots=True)
+class InboxStatistics:
+    depth: int
+    control_depth: int
+    capacity: int
+    accepted: int
+    refused: int
+    high_water: int
+
+
+class Inbox:
+    """Commands on their way to the engine."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._work: deque[Command] = deque()
+        self._control: deque[Command] = deque()
+        self._ready = threading.Condition()
+        self._closed = False
+        self._accepted = self._refused = self._high_water = 0
+
+    def put(self, command: Command) -> None:
+        """Raises CapacityError: the lane is full, or (code ``shutdown``) the engine has stopped."""
+        with self._ready:
+            if self._closed:
+                raise CapacityError("the engine has stopped", code=ErrorCode.SHUTDOWN)
+            control = isinstance(command, ControlCommand)
+            lane, bound = (self._control, self.capacity * CONTROL_FACTOR) if control else (self._work, self.capacity)
+            if len(lane) >= bound:
+                self._refused += 1
+                raise CapacityError(f"the engine's inbox is full ({bound} commands wait)")
+            lane.append(command)
+            self._accepted += 1
+            self._high_water = max(self._high_water, len(self._work) + len(self._control))
+            self._ready.notify()
+
+    def take(self) -> list[Command]:
+        """Everything that waits, control first; never blocks."""
+        with self._ready:
+            taken = [*self._control, *self._work]
+            self._control.clear()
+            self._work.clear()
+            return taken
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Until something arrives, ``wake`` is called, or the time is up."""
+        with self._ready:
+            if not self._control and not self._work and not self._closed:
+                self._ready.wait(timeout_s)
+
+    def wake(self) -> None:
+        with self._ready:
+            self._ready.notify_all()
+
+    def close(self) -> list[Command]:
+        """Refuse everything from now on; returns what was still waiting."""
+        with self._ready:
+            self._closed = True
+            self._ready.notify_all()
+        return self.take()
+
+    def statistics(self) -> InboxStatistics:
+        with self._ready:
+            return InboxStatistics(
+                len(self._work), len(self._control), self.capacity, self._accepted, self._refused, self._high_water
+            )

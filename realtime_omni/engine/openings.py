@@ -1,0 +1,145 @@
+"""How sessions begin, and begin again: a place at the consumer, the prefill, the answer.
+
+Owns the way from "asked for" to "open": create and reset both end here. Knows nothing of ticks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from realtime_omni.clock import Clock
+from realtime_omni.engine.consumer import TickConsumer
+from realtime_omni.engine.endings import Endings
+from realtime_omni.engine.entry import Entry
+from realtime_omni.engine.front import Front
+from realtime_omni.errors import CapacityError, OmniError, TickError
+from realtime_omni.models.base import SessionSetup
+from realtime_omni.session.lifecycle import SessionState, Trigger
+from realtime_omni.session.registry import Registry
+
+log = logging.getLogger(__name__)
+
+
+class Openings:
+    """Opens sessions of one registry."""
+
+    def __init__(
+        self,
+        registry: Registry[Entry],
+        consumer: TickConsumer,
+        front: Front,
+        endings: Endings,
+        clock: Clock,
+        *,
+        max_sessions: int,
+        evict: bool,
+    ) -> None:
+        self._registry = registry
+        self._consumer = consumer
+        self._front = front
+        self._endings = endings
+        self._clock = clock
+        self._max_sessions = max_sessions
+        self._evict = evict
+        self.evicted = 0
+
+    def take_place(self, setup: SessionSetup) -> None:
+        """Open the session at the consumer. A full server refuses, or closes its oldest idle session first.
+
+        Raises CapacityError, or what the consumer has against the setup."""
+        if len(self._registry) >= self._max_sessions and not self._evict_one():
+            raise CapacityError(f"all {self._max_sessions} sessions are taken")
+        try:
+            self._consumer.open(setup)
+        except CapacityError:
+            if not self._evict_one():
+                raise
+            self._consumer.open(setup)
+
+    def _evict_one(self) -> bool:
+        """Close the least recently used idle session. A victim whose cleanup fails frees nothing and harms nobody else."""
+        if not self._evict:
+            return False
+        victim = self._consumer.oldest([e.session.id for e in self._registry if e.is_idle])
+        if victim is None:
+            return False
+        self._endings.close(self._registry.get(victim), "evicted")
+        if victim in self._registry:
+            return False
+        self.evicted += 1
+        return True
+
+    def begin(self, entry: Entry, ticket: int) -> None:
+        """The place is taken: open at once, or after the prefill. ``ticket`` is answered then."""
+        entry.opening.append(ticket)
+        if self._consumer.needs_prefill(entry.session.id):
+            entry.awaits_prefill = True
+        else:
+            self.opened(entry)
+
+    def opened(self, entry: Entry) -> None:
+        """Everything is in place; a reset becomes visible only now."""
+        entry.awaits_prefill = False
+        if entry.session.state is SessionState.RESETTING:
+            discarded = entry.session.finish_reset(entry.setup.prompt)
+            entry.released = False
+            if discarded:
+                self._front.notice("events_discarded", entry, reason="reset", event_ids=discarded)
+        for ticket in entry.opening:
+            self._front.ok(ticket, self._front.view(entry), entry)
+        entry.opening.clear()
+
+    def failed(self, entry: Entry, error: Exception) -> None:
+        """The prefill failed: a new session is closed again, a reset one is FAILED."""
+        log.error("opening failed session_id=%s", entry.session.id, exc_info=error)
+        tickets, entry.opening = tuple(entry.opening), []
+        if entry.session.state is SessionState.RESETTING:
+            self.reset_failed(entry, error, tickets)
+            return
+        refused = error if isinstance(error, OmniError) else TickError("the model could not start the session")
+        for ticket in tickets:
+            self._front.fail(ticket, refused)
+        self._endings.close(entry, "failed")
+
+    def reset(self, entry: Entry, setup: SessionSetup, ticket: int) -> None:
+        """Start over with ``setup``; the caller has taken the session out of a running batch.
+
+        A setup that the consumer refuses changes nothing and raises."""
+        entry.session.lifecycle.require("reset")
+        try:
+            entry.resetting = self._consumer.reset(setup)
+        except OmniError:
+            raise
+        except Exception as error:
+            entry.session.begin_reset()
+            self.reset_failed(entry, error, (ticket,))
+            return
+        entry.session.begin_reset()
+        entry.setup = setup
+        entry.opening.append(ticket)
+        self.poll_reset(entry)
+
+    def poll_reset(self, entry: Entry) -> None:
+        """Move a worker reset that takes time."""
+        assert entry.resetting is not None
+        try:
+            if not entry.resetting.poll():
+                return
+        except Exception as error:
+            tickets, entry.opening = tuple(entry.opening), []
+            self.reset_failed(entry, error, tickets)
+            return
+        entry.resetting = None
+        self.begin(entry, entry.opening.pop())
+
+    def reset_failed(self, entry: Entry, error: Exception, tickets: Iterable[int]) -> None:
+        """FAILED, worker state released: reset again, or close."""
+        log.error("reset failed session_id=%s", entry.session.id, exc_info=error)
+        entry.resetting = None
+        entry.awaits_prefill = False
+        entry.session.lifecycle.move(Trigger.RESET_FAILED)
+        refused = error if isinstance(error, OmniError) else TickError("the reset failed; reset again or close")
+        for ticket in tickets:
+            self._front.fail(ticket, refused, entry)
+        self._endings.release_failed_session(entry)

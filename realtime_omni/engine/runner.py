@@ -1,0 +1,282 @@
+"""Our executor: batched ticks of one model over paged KV.
+
+Owns what a resident session costs: its KV places (through the book), its model state, its seed. Must not know lifecycles,
+events or waiters. A session's state is replaced, never edited, and only in ``commit``; its pages become history only there.
+
+One run is one batch::
+
+    plan: reserve pages for all rows, all or nothing
+    advance*: the model's generator, up to the next checkpoint; faults and drops act between them
+    then per row: outcome -> commit | rollback
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from realtime_omni.engine.consumer import Done, PlannedRow, Release
+from realtime_omni.errors import CapacityError, TickError
+from realtime_omni.kv.attention import AttentionBackend, AttentionPlan, RowPlan
+from realtime_omni.kv.manager import BlockReservation, KVBook
+from realtime_omni.kv.storage import KVStorage
+from realtime_omni.models.base import (
+    BlockAttention,
+    ControlReducer,
+    ModelSpec,
+    RowError,
+    RowOutput,
+    SessionSetup,
+    Step,
+    StepRow,
+    WorldModel,
+)
+from realtime_omni.session.values import SessionEvent, SessionId
+
+FaultHook = Callable[[str, Sequence[SessionId]], None]
+"""Called before every named piece of work with the sessions it serves; a test makes it raise."""
+
+
+def no_faults(point: str, sessions: Sequence[SessionId]) -> None:
+    """The hook of a running server."""
+
+
+@dataclass(slots=True)
+class _Resident:
+    state: Any
+    seed: int
+    needs_prefill: bool
+
+
+class ModelRunner:
+    """A :class:`~realtime_omni.engine.consumer.TickConsumer` over a :class:`~realtime_omni.models.base.WorldModel`."""
+
+    def __init__(
+        self,
+        model: WorldModel,
+        book: KVBook,
+        storage: KVStorage,
+        backend: AttentionBackend,
+        *,
+        synchronize: Callable[[], None] | None = None,
+    ) -> None:
+        """``synchronize`` waits for the device inside the protected scope of a tick, so that its failures are that tick's."""
+        self.model = model
+        self.book = book
+        self.storage = storage
+        self.backend = backend
+        self.faults: FaultHook = no_faults
+        self._synchronize = synchronize
+        self._residents: dict[SessionId, _Resident] = {}
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.model.spec
+
+    def understand(self, event: SessionEvent) -> str | None:
+        return self.model.understand(event)
+
+    def new_reducer(self) -> ControlReducer:
+        return self.model.new_reducer()
+
+    def open(self, setup: SessionSetup) -> None:
+        """Raises CapacityError when no place is free, ArgumentError when the model refuses the setup."""
+        if setup.session_id in self._residents:
+            raise ValueError(f"session {setup.session_id!r} is resident already")
+        state = self.model.open(setup)
+        try:
+            self.book.begin(setup.session_id)
+        except CapacityError:
+            self.model.close(state)
+            raise
+        self._residents[setup.session_id] = _Resident(state, setup.seed, self.spec.prefill)
+
+    def needs_prefill(self, session_id: SessionId) -> bool:
+        return self._residents[session_id].needs_prefill
+
+    def prefill(self, sessions: Sequence[PlannedRow]) -> BatchRun:
+        return BatchRun(self, sessions, prefill=True)
+
+    def plan(self, rows: Sequence[PlannedRow]) -> BatchRun:
+        return BatchRun(self, rows, prefill=False)
+
+    def reset(self, setup: SessionSetup) -> Release:
+        state = self.model.open(setup)  # refuses a bad setup before anything is given up
+        try:
+            self._drop(setup.session_id)
+            self.book.begin(setup.session_id)
+        except BaseException:
+            self.model.close(state)
+            raise
+        self._residents[setup.session_id] = _Resident(state, setup.seed, self.spec.prefill)
+        return Done()
+
+    def release(self, session_id: SessionId) -> Release:
+        """Raises what a ``release`` fault or the model's close hook raises; then nothing was given up and it can be retried."""
+        self._drop(session_id)
+        return Done()
+
+    def oldest(self, idle: Collection[str]) -> str | None:
+        return self.book.oldest(idle)
+
+    def is_sticky(self, error: BaseException) -> bool:
+        return "CUDA error" in str(error) or "device-side assert" in str(error)
+
+    def pages(self) -> tuple[int, int]:
+        total = self.book.statistics().total_pages - 1  # the null page is nobody's
+        return total - self.book.free_pages, total
+
+    def pages_of(self, session_id: SessionId) -> int:
+        return len(self.book.pages_of(session_id)) if session_id in self.book else 0
+
+    def state_bytes(self, session_id: SessionId) -> int:
+        resident = self._residents.get(session_id)
+        return 0 if resident is None else self.model.state_bytes(resident.state)
+
+    def check(self) -> None:
+        """Raises AssertionError when the books disagree."""
+        self.book.check()
+        assert set(self.book.sessions) == set(self._residents), "KV places and resident sessions differ"
+
+    def close(self) -> None:
+        for session_id in tuple(self._residents):
+            self._drop(session_id)
+
+    def resident(self, session_id: SessionId) -> _Resident:
+        return self._residents[session_id]
+
+    def synchronize(self) -> None:
+        if self._synchronize is not None:
+            self._synchronize()
+
+    def _drop(self, session_id: SessionId) -> None:
+        resident = self._residents.get(session_id)
+        if resident is None:
+            return
+        self.faults("release", (session_id,))
+        self.model.close(resident.state)
+        del self._residents[session_id]
+        self.book.end(session_id)
+
+
+class BatchRun:
+    """One batch: the reservation, the model's generator, and the settlement of every row. Also the model's ``StepBatch``."""
+
+    def __init__(self, runner: ModelRunner, planned: Sequence[PlannedRow], *, prefill: bool) -> None:
+        self._runner = runner
+        self._planned = tuple(planned)
+        self._reservations: dict[int, BlockReservation] = {}
+        self._plans: dict[str, AttentionPlan] = {}
+        self._results: Mapping[int, RowOutput | Exception] = {}
+        self._prefill = prefill
+        self._forwards = 0
+        self._pending_point: str | None = None
+        self._finished = False
+        try:
+            for row, item in enumerate(self._planned):
+                self._reservations[row] = runner.book.plan_block(item.tick.session_id)
+        except BaseException:
+            self.close()
+            raise
+        self._blocks = tuple(self._reservations.values())
+        self._step_rows = tuple(self._step_row(row, item) for row, item in enumerate(self._planned))
+        self._step: Step = runner.model.prefill(self) if prefill else runner.model.step(self)
+
+    def _step_row(self, row: int, item: PlannedRow) -> StepRow:
+        resident = self._runner.resident(item.tick.session_id)
+        return StepRow(item.tick, resident.state, resident.seed, self._reservations[row].first_frame, item.outputs)
+
+    # What the model sees.
+
+    @property
+    def rows(self) -> Sequence[StepRow]:
+        return self._step_rows
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        return tuple(self._reservations)
+
+    def attention(self, branch: str | None = None) -> BlockAttention:
+        name = self._runner.spec.kv.branches[0].name if branch is None else branch
+        if name not in self._plans:
+            blocks = [next(b for b in whole.branches if b.branch == name) for whole in self._blocks]
+            self._plans[name] = self._runner.backend.plan([RowPlan.of(b) for b in blocks], self._runner.storage)
+        return self._plans[name]
+
+    # What the engine does.
+
+    @property
+    def planned(self) -> Sequence[PlannedRow]:
+        return self._planned
+
+    def advance(self) -> bool:
+        if self._finished or not self._reservations:
+            return False
+        sessions = tuple(self._planned[row].tick.session_id for row in self._reservations)
+        if self._pending_point is not None:
+            self._runner.faults(self._pending_point, sessions)
+        try:
+            checkpoint = next(self._step)
+        except StopIteration as stop:
+            self._runner.faults("sync", sessions)
+            self._runner.synchronize()
+            self._results = stop.value
+            self._finished = True
+            return False
+        except RowError as error:
+            raise TickError(f"row {error.row}: {error}") from error
+        if checkpoint.kind == "forward":
+            self._forwards += 1
+            prefix = "prefill" if self._prefill else "forward"
+            self._pending_point = f"{prefix}:{self._forwards}"
+        else:
+            self._pending_point = checkpoint.kind
+        return True
+
+    def drop(self, row: int) -> None:
+        self.rollback(row)
+
+    def outcome(self, row: int) -> RowOutput | Exception:
+        result = self._results.get(row)
+        if result is None:
+            return TickError("the model returned nothing for this session")
+        return result
+
+    def precommit(self, row: int) -> None:
+        """Everything that can still fail: faults, and a clean pass that left a layer unwritten."""
+        self._runner.faults("commit", (self._planned[row].tick.session_id,))
+        for name, plan in self._plans.items():
+            if not plan.complete(row):
+                raise TickError(f"the clean pass did not write every layer of branch {name!r}")
+
+    def commit(self, row: int) -> None:
+        output = self._results[row]
+        assert isinstance(output, RowOutput)
+        self._runner.book.commit(self._reservations.pop(row))
+        resident = self._runner.resident(self._planned[row].tick.session_id)
+        resident.state = output.next_state
+        if self._prefill:
+            resident.needs_prefill = False
+        self._close_when_settled()
+
+    def rollback(self, row: int) -> None:
+        reservation = self._reservations.pop(row, None)
+        if reservation is not None and self._runner.book.is_open(reservation):
+            self._runner.book.rollback(reservation)
+        self._close_when_settled()
+
+    def close(self) -> None:
+        """Roll back every row that is not settled; harmless to repeat."""
+        for row in tuple(self._reservations):
+            self.rollback(row)
+        self._close_when_settled()
+
+    def _close_when_settled(self) -> None:
+        if self._reservations:
+            return
+        step = getattr(self, "_step", None)
+        if step is not None and not self._finished and not step.gi_running:
+            step.close()
+        for plan in self._plans.values():
+            plan.close()

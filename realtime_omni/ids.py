@@ -1,0 +1,34 @@
+"""Minting of ids. The engine gets these as arguments, so that tests inject their own."""
+
+from __future__ import annotations
+
+import secrets
+from itertools import count
+
+from realtime_omni.session.values import ChunkIndex, SessionId
+
+
+def random_session_id() -> str:
+    """128 random bits: an id that nobody guesses."""
+    return f"s-{secrets.token_hex(16)}"
+
+
+def random_request_id(session_id: SessionId, chunk_index: ChunkIndex) -> str:
+    """``ar-<session>-<chunk>-<hex>``: correlates one chunk execution with its metadata (row A27)."""
+    return f"ar-{session_id}-{chunk_index}-{secrets.token_hex(8)}"
+
+
+def random_seed() -> int:
+    """A seed that a JSON number carries exactly."""
+    return secrets.randbelow(2**53)
+
+
+class CountingMint:
+    """``name-0``, ``name-1``, …: the deterministic mint of tests."""
+
+    def __init__(self, name: str = "session") -> None:
+        self._name = name
+        self._numbers = count()
+
+    def __call__(self) -> str:
+        return f"{self._name}-{next(self._numbers)}"

@@ -1,0 +1,518 @@
+"""SessionManager: the in-process API. An async face over the engine's two doors, and nothing more.
+
+Owns tickets and handles: which future an answer belongs to, what the outside last saw of each session. All state of a session
+is the engine's; a handle shows the view that came with the latest answer or notice.
+
+    async with SessionManager.from_recipe("tiny-world") as manager:
+        session = await manager.create_session(prompt="a snowy valley", seed=1)
+        await session.accept_event(SessionEvent(0, controls=(ControlInput("camera", schema, data),)))
+        chunk = await session.next_chunk()
+        chunk.artifacts["frames"].data        # uint8 [T, C, H, W]
+
+Cancelling ``next_chunk`` loses nothing: a tick that has not settled is rolled back, a chunk that was already committed is
+handed to the next call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from realtime_omni.clock import Clock, MonotonicClock
+from realtime_omni.config import Config, load
+from realtime_omni.engine import commands as c
+from realtime_omni.engine.inbox import Inbox
+from realtime_omni.engine.outbox import Outbox
+from realtime_omni.engine.thread import EngineThread
+from realtime_omni.errors import EngineError, ErrorCode, OmniError, SessionGoneError
+from realtime_omni.ids import random_request_id, random_seed, random_session_id
+from realtime_omni.session.session import RequestIdFactory
+from realtime_omni.session.values import Chunk, EventAcceptance, SessionEvent, SessionId
+
+if TYPE_CHECKING:
+    from realtime_omni.engine.consumer import TickConsumer
+    from realtime_omni.engine.engine import Engine
+    from realtime_omni.models.base import ModelSpec, WorldModel
+
+log = logging.getLogger(__name__)
+
+SessionNotice = c.Notice
+SessionInfo = c.SessionView
+ENDS = frozenset({"closed", "evicted"})
+STUCK_AFTER_S = 60.0
+"""No checkpoint for this long while work waits: the server reports itself unhealthy."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerStatistics:
+    """Counts since start and gauges of now."""
+
+    sessions: int
+    tombstones: int
+    pages_used: int
+    pages_total: int
+    state_bytes: int
+    chunks_committed: int
+    chunks_failed: int
+    chunks_aborted: int
+    ticks_settled: int
+    mean_batch: float
+    sessions_created: int
+    sessions_evicted: int
+    cleanup_failures: int
+    inbox_depth: int
+    inbox_refused: int
+    outbox_depth: int
+    progress_age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """``ok`` is judged by progress. ``reason`` is for people and names no path."""
+
+    ok: bool
+    reason: str
+
+
+class Session:
+    """Handle of one session. Safe to share between tasks of one event loop."""
+
+    def __init__(self, manager: SessionManager, view: c.SessionView) -> None:
+        self._manager = manager
+        self._view = view
+        self._subscribers: list[Callable[[c.Notice], None]] = []
+        self._undelivered: deque[Chunk] = deque()
+        self._orphans: set[asyncio.Future[Any]] = set()
+
+    @property
+    def id(self) -> SessionId:
+        return self._view.session_id
+
+    @property
+    def view(self) -> c.SessionView:
+        """Everything the outside may know, as of the latest answer or notice."""
+        return self._view
+
+    @property
+    def state(self) -> str:
+        return self._view.state
+
+    @property
+    def epoch(self) -> int:
+        return self._view.epoch
+
+    @property
+    def chunk_index(self) -> int:
+        """Index of the next chunk = number of committed chunks of this epoch."""
+        return self._view.chunk_index
+
+    @property
+    def prompt(self) -> str | None:
+        return self._view.prompt
+
+    @property
+    def seed(self) -> int:
+        return self._view.seed
+
+    @property
+    def pending_event_count(self) -> int:
+        return self._view.pending_event_count
+
+    async def accept_event(self, event: SessionEvent) -> EventAcceptance:
+        """Queue an event; it is applied by the next tick that starts.
+
+        Raises StateError, EventConflictError, StaleEventError, EventQueueFullError, ArgumentError; nothing changed then.
+        """
+        receipt = await self._ask(c.Accept(**self._address(), event=event))
+        assert isinstance(receipt, EventAcceptance)
+        return receipt
+
+    async def next_chunk(self, outputs: Sequence[str] | None = None) -> Chunk:
+        """The next block of the world. Concurrent calls are served one after the other.
+
+        Raises StateError, TickError (nothing was committed; see ``rollback``), AbortedError, CapacityError.
+        """
+        while self._orphans:
+            await asyncio.wait(self._orphans)
+        if self._undelivered:
+            return self._undelivered.popleft()
+        command = c.Next(**self._address(), outputs=None if outputs is None else tuple(outputs))
+        future = self._manager.send(command)
+        try:
+            chunk = await asyncio.shield(future)
+        except asyncio.CancelledError:
+            self._abandon(command.ticket, future)
+            raise
+        assert isinstance(chunk, Chunk)
+        return chunk
+
+    async def reset(
+        self, *, prompt: str | None = None, seed: int | None = None, image: Any = None, start: str | None = None
+    ) -> None:
+        """Chunk 0 of a new epoch; waiting events are discarded, the event floor stays. ``None`` keeps what was given before."""
+        await self._ask(c.Reset(**self._address(), prompt=prompt, seed=seed, image=image, start=start))
+
+    async def rollback(self) -> None:
+        """From FAILED back to the last committed chunk; the same chunk runs again with the same noise."""
+        await self._ask(c.Rollback(**self._address()))
+
+    async def abort(self) -> int | None:
+        """Roll back the running chunk (its caller gets AbortedError); returns its index, or None when nothing ran."""
+        index = await self._ask(c.Abort(**self._address()))
+        return index if isinstance(index, int) else None
+
+    async def close(self, reason: str = "client") -> None:
+        """Release everything. Idempotent; raises CleanupError when the release failed (it is retried by the engine)."""
+        if self._view.state == "closed":
+            return
+        try:
+            await self._ask(c.Close(**self._address(), reason=reason))
+        except SessionGoneError:
+            return
+
+    async def disconnect(self) -> None:
+        """The same as :meth:`close`, under the name a transport looks for."""
+        await self.close("disconnected")
+
+    async def detach(self, grace_s: float) -> None:
+        """Nobody listens any more: close by itself after ``grace_s`` seconds (0: at once) unless ``attach`` comes first."""
+        await self._ask(c.Detach(**self._address(), grace_s=grace_s))
+
+    async def attach(self) -> None:
+        """Somebody is back. Raises SessionGoneError when the grace is over."""
+        await self._ask(c.Attach(**self._address()))
+
+    def subscribe(self, callback: Callable[[c.Notice], None]) -> Callable[[], None]:
+        """Call back on the event loop for every notice; returns the way to stop it."""
+        self._subscribers.append(callback)
+        return lambda: self._subscribers.remove(callback) if callback in self._subscribers else None
+
+    def _address(self) -> dict[str, Any]:
+        return {
+            "ticket": self._manager.next_ticket(),
+            "session_id": self._view.session_id,
+            "generation": self._view.generation,
+        }
+
+    async def _ask(self, command: c.SessionCommand) -> Any:
+        return await self._manager.send(command)
+
+    def _abandon(self, ticket: int, future: asyncio.Future[Any]) -> None:
+        """The caller of ``next_chunk`` is gone: withdraw it, and keep the chunk should it have been committed already."""
+
+        def settled(done: asyncio.Future[Any]) -> None:
+            self._orphans.discard(done)
+            if not done.cancelled() and done.exception() is None:
+                self._undelivered.append(done.result())
+
+        if future.done():
+            settled(future)
+            return
+        self._orphans.add(future)
+        future.add_done_callback(settled)
+        try:
+            address = self._address() | {"ticket": 0}
+            self._manager.post(c.Cancel(**address, target=ticket))
+        except OmniError:
+            log.warning("cancel was refused session_id=%s", self.id)
+
+    def _see(self, view: c.SessionView) -> None:
+        if view.generation == self._view.generation:
+            self._view = view
+
+    def _notify(self, notice: c.Notice) -> None:
+        self._see(notice.view)
+        for callback in tuple(self._subscribers):
+            try:
+                callback(notice)
+            except Exception:
+                log.exception("subscriber failed session_id=%s", self.id)
+
+
+class SessionManager:
+    """All sessions of one model in this process. Use as an async context manager."""
+
+    def __init__(
+        self,
+        model: WorldModel | str | None = None,
+        config: Config | None = None,
+        *,
+        consumer: TickConsumer | None = None,
+        clock: Clock | None = None,
+        mint: Callable[[], str] | None = None,
+        request_ids: RequestIdFactory | None = None,
+    ) -> None:
+        """``model``: an object, or a name for the catalog (default: the configuration's). ``consumer``: run ticks elsewhere."""
+        if isinstance(model, str):
+            config = config if config is not None else load(model, {})
+            model = None
+        self.config = config if config is not None else Config()
+        self._model = model
+        self._consumer = consumer
+        self._clock = clock if clock is not None else MonotonicClock()
+        self._mint = mint if mint is not None else random_session_id
+        self._request_ids = request_ids if request_ids is not None else random_request_id
+        self._inbox = Inbox(self.config.engine.inbox)
+        self._outbox = Outbox()
+        self._thread = EngineThread(self._build, self._inbox, self._outbox, self._clock)
+        self._futures: dict[int, asyncio.Future[Any]] = {}
+        self._tickets = 0
+        self._handles: dict[SessionId, Session] = {}
+        self._graves: deque[SessionId] = deque(maxlen=1024)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @classmethod
+    def from_recipe(
+        cls, recipe: str | Path = "tiny-world", overrides: Sequence[str] = (), **parts: Any
+    ) -> SessionManager:
+        """A recipe's name or path; ``overrides`` like ``("engine.max_batch=4",)``, on top of the environment."""
+        return cls(config=load(str(recipe), os.environ, overrides), **parts)
+
+    async def __aenter__(self) -> SessionManager:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Load the model on the engine's thread. Raises ConfigError, BackendUnavailable, CapacityError."""
+        self._loop = asyncio.get_running_loop()
+        self._outbox.bind(self._wake)
+        self._thread.start()
+        await asyncio.to_thread(self._thread.wait_ready)
+
+    async def stop(self, timeout_s: float = 10.0) -> None:
+        """Close every session, end the thread. Calls that still wait get an error with code ``shutdown``."""
+        stopped = await asyncio.to_thread(self._thread.stop, timeout_s)
+        self._deliver()
+        self._outbox.bind(None)
+        error = EngineError("the session manager has stopped", code=ErrorCode.SHUTDOWN)
+        for future in self._futures.values():
+            if not future.done():
+                future.set_exception(error)
+                future.exception()
+        self._futures.clear()
+        if not stopped:
+            log.error("the engine thread did not stop within %g s", timeout_s)
+
+    async def create_session(
+        self,
+        session_id: str | None = None,
+        *,
+        prompt: str | None = None,
+        seed: int | None = None,
+        image: Any = None,
+        start: str | None = None,
+        outputs: Sequence[str] | None = None,
+    ) -> Session:
+        """A new world.
+
+        Args:
+            session_id: 1-64 of ``A-Z a-z 0-9 . _ -``; minted when None.
+            prompt: text, or the model's default.
+            seed: 0..2^53; random when None. Same seed, same events: same world.
+            image: uint8 RGB [H, W, 3] to start from, or ``start``: the name of a bundled picture.
+            outputs: names of the artifacts every chunk carries (default: the primary one).
+
+        Raises:
+            StateError: the id exists (``session_exists``) or is a tombstone.
+            CapacityError: no place is left.
+            ArgumentError: ``prompt_unknown``, ``image_invalid`` or a value out of range.
+        """
+        ticket = self.next_ticket()
+        command = c.Create(
+            ticket=ticket,
+            session_id=session_id,
+            prompt=prompt,
+            seed=random_seed() if seed is None else seed,
+            image=image,
+            start=start,
+            outputs=None if outputs is None else tuple(outputs),
+        )
+        future = self.send(command)
+        try:
+            view = await asyncio.shield(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(self._close_unwanted)
+            raise
+        assert isinstance(view, c.SessionView)
+        return self._handle(view)
+
+    def get_session(self, session_id: str) -> Session:
+        """Raises SessionGoneError: closed (``session_gone``) or never known (``session_not_found``)."""
+        handle = self._handles.get(SessionId(session_id))
+        if handle is not None:
+            return handle
+        if session_id in self._graves:
+            raise SessionGoneError(f"session {session_id!r} is closed")
+        raise SessionGoneError(f"session {session_id!r} is not known", code=ErrorCode.SESSION_NOT_FOUND)
+
+    async def close_session(self, session_id: str, reason: str = "client") -> None:
+        await self.get_session(session_id).close(reason)
+
+    async def disconnect(self, session_id: str) -> None:
+        await self.get_session(session_id).disconnect()
+
+    def sessions(self) -> tuple[SessionInfo, ...]:
+        return tuple(h.view for h in self._handles.values())
+
+    def describe(self) -> ModelSpec:
+        return self._engine.consumer.spec
+
+    def start_image(self, name: str) -> bytes:
+        """PNG bytes of a bundled start picture. Raises KeyError."""
+        model = getattr(self._engine.consumer, "model", None)
+        if model is None or name not in self.describe().starts:
+            raise KeyError(name)
+        data = model.start_image(name)
+        assert isinstance(data, bytes)
+        return data
+
+    @property
+    def max_sessions(self) -> int:
+        return self._engine.settings.max_sessions
+
+    def statistics(self) -> ManagerStatistics:
+        engine, counters = self._engine, self._engine.counters
+        views = self.sessions()
+        inbox, outbox = self._inbox.statistics(), self._outbox.statistics()
+        used, total = engine.consumer.pages()
+        return ManagerStatistics(
+            sessions=len(views),
+            tombstones=sum(v.state == "cleanup_failed" for v in views),
+            pages_used=used,
+            pages_total=total,
+            state_bytes=sum(v.state_bytes for v in views),
+            chunks_committed=counters.chunks_committed,
+            chunks_failed=counters.chunks_failed,
+            chunks_aborted=counters.chunks_aborted,
+            ticks_settled=counters.ticks_settled,
+            mean_batch=counters.batch_rows / counters.ticks_settled if counters.ticks_settled else 0.0,
+            sessions_created=engine.sessions_created,
+            sessions_evicted=engine.sessions_evicted,
+            cleanup_failures=engine.cleanup_failures,
+            inbox_depth=inbox.depth + inbox.control_depth,
+            inbox_refused=inbox.refused,
+            outbox_depth=outbox.depth,
+            progress_age_s=self._thread.pulse().progress_age_s,
+        )
+
+    def health(self) -> Health:
+        """From progress: a live thread that settles nothing, or a pool that leaks, is not healthy."""
+        pulse = self._thread.pulse()
+        if pulse.fatal is not None:
+            return Health(False, "the engine has stopped after an internal error")
+        if not pulse.running:
+            return Health(False, "the engine is not running")
+        if pulse.progress_age_s > STUCK_AFTER_S:
+            return Health(False, f"no progress for {pulse.progress_age_s:.0f} s")
+        used, total = self._engine.consumer.pages()
+        if not len(self._engine.registry) and used:
+            return Health(False, f"{used} of {total} pages are held by no session")
+        return Health(True, "ok")
+
+    # ------------------------------------------------------------------ doors (used by handles)
+
+    def next_ticket(self) -> int:
+        self._tickets += 1
+        return self._tickets
+
+    def send(self, command: c.Command) -> asyncio.Future[Any]:
+        """Post a command; the future gets its answer."""
+        if self._loop is None:
+            raise EngineError("the session manager is not started")
+        self._inbox.put(command)
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._futures[command.ticket] = future
+        return future
+
+    def post(self, command: c.Command) -> None:
+        """Post a command without an answer."""
+        self._inbox.put(command)
+
+    @property
+    def _engine(self) -> Engine:
+        engine = self._thread.engine
+        if engine is None:
+            raise EngineError("the session manager is not started")
+        return engine
+
+    def _build(self, inbox: Inbox, outbox: Outbox) -> Engine:
+        from realtime_omni.build import build_engine
+
+        return build_engine(
+            self.config,
+            inbox,
+            outbox,
+            clock=self._clock,
+            mint=self._mint,
+            request_ids=self._request_ids,
+            model=self._model if not isinstance(self._model, str) else None,
+            consumer=self._consumer,
+        )
+
+    def _handle(self, view: c.SessionView) -> Session:
+        handle = self._handles.get(view.session_id)
+        if handle is None or handle.view.generation != view.generation:
+            handle = self._handles[view.session_id] = Session(self, view)
+        return handle
+
+    def _close_unwanted(self, future: asyncio.Future[Any]) -> None:
+        """A create whose caller was cancelled has nobody to close it."""
+        if not future.cancelled() and future.exception() is None:
+            view = future.result()
+            self.post(c.Close(ticket=0, session_id=view.session_id, generation=view.generation, reason="client"))
+
+    def _wake(self) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:
+            log.debug("the event loop is closed")
+
+    def _deliver(self) -> None:
+        for entry in self._outbox.take():
+            if isinstance(entry, c.Notice):
+                self._deliver_notice(entry)
+            else:
+                self._deliver_answer(entry)
+
+    def _deliver_answer(self, answer: c.Answer) -> None:
+        if answer.view is not None and answer.view.session_id in self._handles:
+            self._handles[answer.view.session_id]._see(answer.view)
+        if isinstance(answer.value, c.SessionView):
+            self._handle(answer.value)  # before any notice about it is delivered
+        future = self._futures.pop(answer.ticket, None)
+        if future is None or future.done():
+            return
+        if answer.error is not None:
+            future.set_exception(answer.error)
+            future.exception()  # a caller that went away has not "forgotten" it
+        else:
+            future.set_result(answer.value)
+
+    def _deliver_notice(self, notice: c.Notice) -> None:
+        handle = self._handles.get(notice.session_id)
+        if handle is None or handle.view.generation != notice.generation:
+            return
+        if notice.kind in ENDS:
+            del self._handles[notice.session_id]
+            self._graves.append(notice.session_id)
+        handle._notify(notice)
+
+
+__all__ = [
+    "Health",
+    "ManagerStatistics",
+    "Session",
+    "SessionInfo",
+    "SessionManager",
+    "SessionNotice",
+]

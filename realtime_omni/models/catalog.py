@@ -1,0 +1,73 @@
+"""Which models there are, and how a name becomes a model.
+
+A name is one of the catalog, an entry point of the group ``realtime_omni.models``, or ``package.module:Class``. Nothing here
+imports a model before it is asked for. A model class is built by ``Class.from_config(config)`` where it has that method, else
+by ``Class()``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from realtime_omni.errors import ConfigError, ErrorCode
+
+if TYPE_CHECKING:
+    from realtime_omni.config import Config
+    from realtime_omni.models.base import WorldModel
+
+ENTRY_POINT_GROUP = "realtime_omni.models"
+
+CATALOG: dict[str, str] = {
+    "tiny-world": "realtime_omni.models.tiny_world.model:TinyWorld",
+    "null": "realtime_omni.models.null.model:NullWorld",
+}
+
+
+def names() -> tuple[str, ...]:
+    """Catalog names and installed entry points."""
+    return (*CATALOG, *sorted(e.name for e in entry_points(group=ENTRY_POINT_GROUP) if e.name not in CATALOG))
+
+
+def load_class(name: str) -> type[Any]:
+    """Raises ConfigError (``model_unknown``) naming what exists."""
+    target = CATALOG.get(name)
+    if target is None:
+        for point in entry_points(group=ENTRY_POINT_GROUP):
+            if point.name == name:
+                target = point.value
+    if target is None and ":" in name:
+        target = name
+    if target is None:
+        raise ConfigError(
+            f"unknown model {name!r}; known: {', '.join(names())}, or package.module:Class",
+            code=ErrorCode.MODEL_UNKNOWN,
+            path="model",
+        )
+    module_name, _, attribute = target.partition(":")
+    try:
+        found = getattr(import_module(module_name), attribute)
+    except ImportError as error:
+        raise ConfigError(
+            f"model {name!r} cannot be imported: {error}", code=ErrorCode.MODEL_UNKNOWN, path="model"
+        ) from error
+    except AttributeError:
+        raise ConfigError(
+            f"model {name!r}: module {module_name} has no {attribute}", code=ErrorCode.MODEL_UNKNOWN, path="model"
+        ) from None
+    if not isinstance(found, type):
+        raise ConfigError(f"model {name!r} is not a class", code=ErrorCode.MODEL_UNKNOWN, path="model")
+    return found
+
+
+def build(config: Config) -> WorldModel:
+    """The configured model, loaded."""
+    cls = load_class(config.model)
+    model = cls.from_config(config) if hasattr(cls, "from_config") else cls()
+    missing = [n for n in ("spec", "open", "understand", "new_reducer", "step") if not hasattr(model, n)]
+    if missing:
+        raise ConfigError(f"model {config.model!r} lacks {', '.join(missing)}", path="model")
+    if not model.spec.kv.num_layers:
+        raise ConfigError(f"model {config.model!r} declares no KV geometry", path="model")
+    return model  # type: ignore[no-any-return]

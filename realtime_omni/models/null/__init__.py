@@ -1,0 +1,1 @@
+"""The null model: sessions, KV and artifacts without arithmetic."""

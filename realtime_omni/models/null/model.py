@@ -1,0 +1,161 @@
+"""A world that computes nothing: a moving colour gradient, one KV token per frame, no weights.
+
+What a tick, a session and the wire cost by themselves; also the smallest complete example of a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from realtime_omni.errors import ArgumentError, ErrorCode
+from realtime_omni.kv.capacity import KVSpec
+from realtime_omni.models.base import (
+    Checkpoint,
+    ControlReducer,
+    ControlSchema,
+    LatestWinsReducer,
+    ModelSpec,
+    RowOutput,
+    SessionSetup,
+    Step,
+    StepBatch,
+    StepRow,
+)
+from realtime_omni.session.values import Artifact, ArtifactSpec, ChunkMetadata, Modality, Representation, SessionEvent
+
+if TYPE_CHECKING:
+    from realtime_omni.config import Config
+
+SIZE = 128
+FRAMES = 3
+HUES = {"dawn": (255, 160, 120), "noon": (120, 190, 255), "dusk": (150, 110, 220)}
+
+
+@dataclass(frozen=True, slots=True)
+class NullState:
+    """How many frames were made, and how far the keys have moved the gradient."""
+
+    frames: int = 0
+    shift: int = 0
+
+
+class NullWorld:
+    """See the module docstring. Keys ``j``/``l`` of ``realtime_omni.held_keys.v1`` move the picture left and right."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
+        self._zeros = torch.zeros(1, FRAMES, 1, 1, dtype=dtype, device=device)
+        ramp = np.linspace(0.0, 1.0, SIZE, dtype=np.float32)
+        self._ramp = (0.35 + 0.65 * ramp)[None, :] * np.ones((SIZE, 1), np.float32)
+        self._pictures = {n: self._picture(rgb) for n, rgb in HUES.items()}
+        self._spec = ModelSpec(
+            name="null",
+            kv=KVSpec(
+                num_layers=1, num_kv_heads=1, head_dim=1, tokens_per_frame=1, frames_per_block=FRAMES, window_frames=6
+            ),
+            artifacts=(
+                ArtifactSpec("frames", Modality.VIDEO, Representation.DECODED, "TCHW", fps=12.0, primary=True),
+                ArtifactSpec("latent", Modality.VIDEO, Representation.LATENT, "TCHW", fps=12.0),
+            ),
+            height=SIZE,
+            width=SIZE,
+            fps=12.0,
+            frames_per_block=FRAMES,
+            controls=(
+                ControlSchema(
+                    "camera",
+                    "realtime_omni.held_keys.v1",
+                    {"type": "object", "properties": {"keys": {"type": "array"}, "t_ms": {"type": "number"}}},
+                    "The keys held from now on.",
+                ),
+            ),
+            prompts=tuple(HUES),
+            default_prompt="noon",
+            rollback_safe=True,
+        )
+
+    @classmethod
+    def from_config(cls, config: Config) -> NullWorld:
+        return cls(getattr(torch, config.dtype), config.device)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    def open(self, setup: SessionSetup) -> NullState:
+        self._hue(setup.prompt)
+        return NullState()
+
+    def understand(self, event: SessionEvent) -> str | None:
+        for control in event.controls:
+            if (control.track, control.schema) != ("camera", "realtime_omni.held_keys.v1"):
+                raise ArgumentError(
+                    f"this model does not know {control.track}/{control.schema}",
+                    code=ErrorCode.SCHEMA_UNKNOWN,
+                    path="controls",
+                )
+            keys = control.data.get("keys")
+            if not isinstance(keys, tuple) or not all(isinstance(k, str) for k in keys):
+                raise ArgumentError("keys must be a list of strings", code=ErrorCode.CONTROL_INVALID, path="data.keys")
+        return None if event.prompt is None else self._hue(event.prompt)
+
+    def new_reducer(self) -> ControlReducer:
+        return LatestWinsReducer()
+
+    def prefill(self, batch: StepBatch) -> Step:
+        raise NotImplementedError("this model starts from nothing")
+
+    def step(self, batch: StepBatch) -> Step:
+        attention = batch.attention()
+        yield Checkpoint("forward")
+        rows = batch.active
+        kv = self._zeros.expand(len(rows), -1, -1, -1)
+        attention.attend(0, kv, kv, kv, rows=rows, commit=True)
+        if any("frames" in batch.rows[r].outputs for r in batch.active):
+            yield Checkpoint("decode")
+        return {r: self._output(batch.rows[r]) for r in batch.active}
+
+    def state_bytes(self, state: NullState) -> int:
+        return 0
+
+    def close(self, state: NullState) -> None:
+        """Nothing to give back."""
+
+    def start_image(self, name: str) -> bytes:
+        raise KeyError(name)
+
+    def _hue(self, prompt: str | None) -> str:
+        words = (prompt or "noon").lower().split()
+        found = next((n for n in HUES if n in words), None)
+        if found is None:
+            raise ArgumentError(f"this model knows {', '.join(HUES)}", code=ErrorCode.PROMPT_UNKNOWN, path="prompt")
+        return found
+
+    def _picture(self, rgb: Sequence[int]) -> np.ndarray:
+        """uint8 [3, H, 2 W]: twice as wide as a frame, so that a shifted frame is a slice."""
+        wide = np.concatenate([self._ramp, self._ramp[:, ::-1]], axis=1)
+        return np.stack([np.clip(wide * c, 0, 255) for c in rgb]).astype(np.uint8)
+
+    def _output(self, row: StepRow) -> RowOutput:
+        state: NullState = row.state
+        keys = next((c.data["keys"] for c in row.tick.controls if c.track == "camera"), ())
+        turn = ("l" in keys) - ("j" in keys)
+        picture = self._pictures[self._hue(row.tick.prompt)]
+        shifts = [(state.shift + (1 + 4 * turn) * (i + 1)) % (2 * SIZE) for i in range(FRAMES)]
+        artifacts: list[Artifact] = []
+        if "frames" in row.outputs:
+            frames = np.stack([np.roll(picture, -s, axis=2)[:, :, :SIZE] for s in shifts])
+            artifacts.append(
+                Artifact("frames", Modality.VIDEO, Representation.DECODED, "TCHW", frames, fps=self._spec.fps)
+            )
+        if "latent" in row.outputs:
+            latent = np.asarray(shifts, np.float32).reshape(FRAMES, 1, 1, 1) / (2 * SIZE)
+            artifacts.append(
+                Artifact("latent", Modality.VIDEO, Representation.LATENT, "TCHW", latent, fps=self._spec.fps)
+            )
+        following = NullState(state.frames + FRAMES, shifts[-1])
+        return RowOutput(ChunkMetadata.from_tick(row.tick), tuple(artifacts), following)

@@ -1,0 +1,313 @@
+"""tiny-world behind the model contract: the trained network, its sampler and its places.
+
+Owns weights and start pictures. A session's state is its place and, until the prefill, the picture it starts from; everything
+else it remembers is KV. One tick: ``sampler_steps`` denoise passes, one clean pass that writes keys and values, uint8 frames.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from realtime_omni.errors import ArgumentError, ConfigError, ErrorCode
+from realtime_omni.kv.capacity import KVSpec
+from realtime_omni.models.base import (
+    BlockAttention,
+    Checkpoint,
+    ControlReducer,
+    ModelSpec,
+    RowOutput,
+    SessionSetup,
+    Step,
+    StepBatch,
+    StepRow,
+)
+from realtime_omni.models.common.noise import block_noise
+from realtime_omni.models.tiny_world import sampler
+from realtime_omni.models.tiny_world.controls import CameraReducer, check_control, schemas
+from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet
+from realtime_omni.models.tiny_world.places import KEYS, PLACES, place_index
+from realtime_omni.models.tiny_world.prompts import nearest_place
+from realtime_omni.session.values import Artifact, ArtifactSpec, ChunkMetadata, Modality, Representation, SessionEvent
+
+if TYPE_CHECKING:
+    from realtime_omni.config import Config
+
+FPS = 10.0
+"""What two CPU cores hold with room to spare; a client may ask for less."""
+CONTEXT_NOISE_STEP = 1000
+"""The step counter of the noise that goes into the history, far from every denoise step's."""
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The recipe's ``options``. ``steps``: denoise passes per block (default: what the weights were made for)."""
+
+    steps: int | None = None
+    fps: float = FPS
+
+
+@dataclass(frozen=True, slots=True)
+class TinyWorldState:
+    """A session's own memory. ``start`` float32 [3, H, W] in [-1, 1] until the prefill has used it."""
+
+    place: int
+    start: Tensor | None
+
+
+class TinyWorld:
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        network: TinyWorldNet,
+        *,
+        options: Options | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+    ) -> None:
+        options = options if options is not None else Options()
+        config = network.config
+        self.config = config
+        self._net = network.to(device=device, dtype=dtype).eval().requires_grad_(False)
+        self._dtype, self._device = dtype, torch.device(device)
+        steps = config.sampler_steps if options.steps is None else options.steps
+        if not 1 <= steps <= 64:
+            raise ConfigError("options.steps must lie in 1..64", path="options.steps")
+        self._levels = tuple(pairwise(sampler.schedule(steps, config.sampler_shift)))
+        self._spec = _spec(config, options.fps)
+
+    @classmethod
+    def from_config(cls, config: Config) -> TinyWorld:
+        """Load the packaged weights (float16 safetensors) in the configured dtype."""
+        from safetensors.torch import load
+
+        folder = files("realtime_omni.models.tiny_world") / "weights"
+        network = TinyWorldNet(NetworkConfig.from_json((folder / "config.json").read_text(encoding="utf-8")))
+        network.load_state_dict(load((folder / "model.safetensors").read_bytes()))
+        return cls(
+            network,
+            options=config.options_as(Options),
+            dtype=getattr(torch, config.dtype),
+            device=config.device,
+        )
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    def open(self, setup: SessionSetup) -> TinyWorldState:
+        """Raises ArgumentError: ``prompt_unknown``, ``image_invalid``, or a start picture that does not exist."""
+        if setup.image is not None and setup.start is not None:
+            raise ArgumentError("give an image or a start picture, not both", path="start")
+        place, known = nearest_place(setup.prompt if setup.prompt is not None else PLACES[0].prompt)
+        if setup.image is not None:
+            return TinyWorldState(place, self._fit(setup.image))
+        name = setup.start
+        if name is None:
+            own = [n for n in self._spec.starts if n.startswith(known.name)]
+            name = own[setup.seed % len(own)]
+        if name not in self._spec.starts:
+            raise ArgumentError(f"no start picture {name!r}; known: {', '.join(self._spec.starts)}", path="start")
+        return TinyWorldState(place, self._fit(_read_png(self.start_image(name))))
+
+    def understand(self, event: SessionEvent) -> str | None:
+        for control in event.controls:
+            check_control(control, self.config.frames_per_block)
+        return None if event.prompt is None else nearest_place(event.prompt)[1].title
+
+    def new_reducer(self) -> ControlReducer:
+        return CameraReducer(self.config.frames_per_block)
+
+    @torch.inference_mode()
+    def prefill(self, batch: StepBatch) -> Step:
+        attention = batch.attention()
+        yield Checkpoint("forward")
+        active, frames = batch.active, self.config.frames_per_block
+        pictures = []
+        for row in active:
+            start = batch.rows[row].state.start
+            assert start is not None
+            pictures.append(start.expand(frames, -1, -1, -1))
+        still = torch.zeros(len(active), frames, len(KEYS), device=self._device, dtype=self._dtype)
+        places = [batch.rows[row].state.place for row in active]
+        self._commit(batch, active, torch.stack(pictures), still, places, attention, chunk=-1)
+        return {
+            row: RowOutput(
+                ChunkMetadata.from_tick(batch.rows[row].tick), (), TinyWorldState(batch.rows[row].state.place, None)
+            )
+            for row in batch.active
+        }
+
+    @torch.inference_mode()
+    def step(self, batch: StepBatch) -> Step:
+        attention, config = batch.attention(), self.config
+        shape = (config.frames_per_block, 3, config.image_size, config.image_size)
+        keys, places, x = {}, {}, {}
+        for number, row in enumerate(batch.rows):
+            keys[number] = self._keys(row)
+            places[number] = row.state.place if row.tick.prompt is None else nearest_place(row.tick.prompt)[0]
+            x[number] = block_noise(row.seed, row.tick.chunk_index, 0, shape, dtype=self._dtype, device=self._device)
+        for level, following in self._levels:
+            yield Checkpoint("forward")
+            active = batch.active
+            now = torch.stack([x[r] for r in active])
+            x0 = self._net(
+                now,
+                torch.full((len(active), config.frames_per_block), level, device=self._device, dtype=self._dtype),
+                torch.stack([keys[r] for r in active]),
+                self._places([places[r] for r in active]),
+                self._positions(batch, active),
+                lambda layer, q, k, v, rows=active: attention.attend(layer, q, k, v, rows=rows, commit=False),
+            )
+            x.update(zip(active, sampler.step(now, x0, level, following), strict=True))
+        yield Checkpoint("forward")
+        active = batch.active
+        clean = torch.stack([x[r] for r in active]).clamp(-1, 1)
+        held = torch.stack([keys[r] for r in active])
+        self._commit(batch, active, clean, held, [places[r] for r in active], attention)
+        pictures = dict(zip(active, clean, strict=True))
+        if any(batch.rows[r].outputs for r in batch.active):
+            yield Checkpoint("decode")
+        return {r: self._output(batch.rows[r], places[r], pictures[r]) for r in batch.active}
+
+    def state_bytes(self, state: TinyWorldState) -> int:
+        return 0 if state.start is None else state.start.untyped_storage().nbytes()
+
+    def close(self, state: TinyWorldState) -> None:
+        """Nothing beside the state itself."""
+
+    def start_image(self, name: str) -> bytes:
+        if name not in self._spec.starts:
+            raise KeyError(name)
+        return (files("realtime_omni.models.tiny_world") / "weights" / "starts" / f"{name}.png").read_bytes()
+
+    def _commit(
+        self,
+        batch: StepBatch,
+        active: tuple[int, ...],
+        clean_BFCHW: Tensor,
+        keys_BFK: Tensor,
+        places: list[int],
+        attention: BlockAttention,
+        *,
+        chunk: int | None = None,
+    ) -> None:
+        """The clean pass. Written at the noise level that the network saw its history with in training."""
+        level = self.config.context_noise
+        if level:
+            rows = [batch.rows[r] for r in active]
+            noise = [
+                block_noise(
+                    row.seed,
+                    row.tick.chunk_index if chunk is None else chunk,
+                    CONTEXT_NOISE_STEP,
+                    clean_BFCHW.shape[1:],
+                    dtype=self._dtype,
+                    device=self._device,
+                )
+                for row in rows
+            ]
+            levels = torch.full(clean_BFCHW.shape[:2], level, device=self._device)
+            clean_BFCHW = sampler.add_noise(clean_BFCHW, torch.stack(noise), levels)
+        self._net.commit(
+            clean_BFCHW,
+            torch.full(clean_BFCHW.shape[:2], level, device=self._device, dtype=self._dtype),
+            keys_BFK,
+            self._places(places),
+            self._positions(batch, active),
+            lambda layer, q, k, v: attention.attend(layer, q, k, v, rows=active, commit=True),
+        )
+
+    def _keys(self, row: StepRow) -> Tensor:
+        """float [F, 8] of the reduced script of one block."""
+        held = torch.zeros(self.config.frames_per_block, len(KEYS), device=self._device, dtype=self._dtype)
+        for control in row.tick.controls:
+            for frame, keys in enumerate(control.data["frames"]):
+                for key in keys:
+                    held[frame, KEYS.index(key)] = 1.0
+        return held
+
+    def _places(self, places: Sequence[int]) -> Tensor:
+        column = torch.tensor(places, device=self._device)[:, None]
+        return column.expand(-1, self.config.frames_per_block)
+
+    def _positions(self, batch: StepBatch, active: tuple[int, ...]) -> Tensor:
+        first = torch.tensor([batch.rows[r].frame_index for r in active], device=self._device)[:, None]
+        return first + torch.arange(self.config.frames_per_block, device=self._device)
+
+    def _output(self, row: StepRow, place: int, picture_FCHW: Tensor) -> RowOutput:
+        artifacts = []
+        if "frames" in row.outputs:
+            data = ((picture_FCHW.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
+            artifacts.append(
+                Artifact("frames", Modality.VIDEO, Representation.DECODED, "TCHW", data, fps=self._spec.fps)
+            )
+        return RowOutput(ChunkMetadata.from_tick(row.tick), tuple(artifacts), TinyWorldState(place, None))
+
+    def _fit(self, image: np.ndarray) -> Tensor:
+        """Centre crop to a square, resize, [-1, 1]. Raises ArgumentError (``image_invalid``)."""
+        if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise ArgumentError("an image is uint8 [H, W, 3]", code=ErrorCode.IMAGE_INVALID, path="image")
+        side = min(image.shape[:2])
+        if side < 8:
+            raise ArgumentError("the image is smaller than 8 pixels", code=ErrorCode.IMAGE_INVALID, path="image")
+        top, left = (image.shape[0] - side) // 2, (image.shape[1] - side) // 2
+        crop = np.ascontiguousarray(image[top : top + side, left : left + side])
+        x = torch.from_numpy(crop).permute(2, 0, 1).float()[None] / 127.5 - 1
+        size = self.config.image_size
+        if side != size:
+            x = functional.interpolate(x, (size, size), mode="bilinear", antialias=True, align_corners=False)
+        return x[0].to(device=self._device, dtype=self._dtype)
+
+
+def _spec(config: NetworkConfig, fps: float) -> ModelSpec:
+    starts = _start_names()
+    return ModelSpec(
+        name="tiny-world",
+        kv=KVSpec(
+            num_layers=config.layers,
+            num_kv_heads=config.heads,
+            head_dim=config.head_dim,
+            tokens_per_frame=config.tokens_per_frame,
+            frames_per_block=config.frames_per_block,
+            window_frames=config.window_frames,
+            sink_frames=config.sink_frames,
+            model_owned_bytes_per_session=4 * 3 * config.image_size**2,
+        ),
+        artifacts=(ArtifactSpec("frames", Modality.VIDEO, Representation.DECODED, "TCHW", fps=fps, primary=True),),
+        height=config.image_size,
+        width=config.image_size,
+        fps=fps,
+        frames_per_block=config.frames_per_block,
+        controls=schemas(config.frames_per_block),
+        prompts=tuple(p.prompt for p in PLACES),
+        starts=starts,
+        default_prompt=PLACES[0].prompt,
+        start_prompts={name: PLACES[place_index(name.rsplit("-", 1)[0])].prompt for name in starts},
+        rollback_safe=True,
+        prefill=True,
+    )
+
+
+def _start_names() -> tuple[str, ...]:
+    """Bundled start pictures, ``<place>-<n>``, in the order of the places."""
+    folder = files("realtime_omni.models.tiny_world") / "weights" / "starts"
+    found = sorted(f.name.removesuffix(".png") for f in folder.iterdir() if f.name.endswith(".png"))
+    order = {p.name: i for i, p in enumerate(PLACES)}
+    return tuple(sorted(found, key=lambda n: (order[n.rsplit("-", 1)[0]], n)))
+
+
+def _read_png(data: bytes) -> np.ndarray:
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
