@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from .errors import CloseCode, LocalError, WireCode, WireError
+from .world_client import Arrival, ChunkDone, Frame, Send, WorldClientSide
 from .world_entries import ControlEntry, Entry, FrameEntry, ResumePlan, StreamLimits
 from .world_frames import FrameHeader, pack_frame, unpack_frame
 from .world_messages import PATH, PROTOCOL, AnyClientMessage, AnyServerMessage, parse_client, parse_server
@@ -19,21 +20,26 @@ __all__ = [
     "TABLE",
     "AnyClientMessage",
     "AnyServerMessage",
+    "Arrival",
+    "ChunkDone",
     "Close",
     "CloseCode",
     "Command",
     "ControlEntry",
     "Entry",
+    "Frame",
     "FrameEntry",
     "FrameHeader",
     "LocalError",
     "Reply",
     "ResumePlan",
+    "Send",
     "ServerLimits",
     "StreamLimits",
     "WireCode",
     "WireError",
     "WireState",
+    "WorldClientSide",
     "WorldServerSide",
     "WorldSessionStream",
     "close_code",

@@ -15,8 +15,8 @@ from .world_table import WireState
 
 
 class StreamLimits(Struct, frozen=True, kw_only=True):
-    """``max_entries`` bounds what an unacknowledging client can make us keep; past it the oldest is forgotten (then a resume from
-    before it is refused). A healthy client acknowledges within a block or two, so 1,024 entries are hundreds of blocks."""
+    """``max_entries`` bounds what an unacknowledging client can make us keep; past it the oldest is forgotten (then a resume
+    from before it is refused). A healthy client acknowledges within a block or two, so 1,024 entries are hundreds of blocks."""
 
     max_entries: int = 1_024
     stall_timeout_s: float = 60.0
@@ -51,7 +51,14 @@ class FrameEntry(Struct, frozen=True, kw_only=True):
     media: object
     after: Standing
 
-    def header(self, *, format: Format, key: bool, payload_bytes: int, replay: bool = False) -> FrameHeader:
+    def header(
+        self,
+        *,
+        format: Format,  # noqa: A002 (the wire's name)
+        key: bool,
+        payload_bytes: int,
+        replay: bool = False,
+    ) -> FrameHeader:
         return FrameHeader(
             format=format,
             key=key,

@@ -3,11 +3,13 @@
 Owns: names, fields, ranges.  Must not know: order of messages, sessions, sockets.
 Invariant: a value that came out of `parse_client` or `parse_server` fulfils every bound written here; building one by hand
 checks nothing (msgspec validates on decoding), so the machines build messages only from values they own.
-Optional fields are ``None`` when absent; on the wire an absent field and ``null`` mean the same. Lists are tuples: values stay frozen.
+Optional fields are ``None`` when absent; on the wire an absent field and ``null`` mean the same. Lists are
+tuples: values stay frozen.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
@@ -91,7 +93,7 @@ class SessionMessage(ServerMessage, frozen=True, kw_only=True):
 
 
 def _increasing(ids: tuple[int, ...], where: str) -> None:
-    if any(later <= earlier for earlier, later in zip(ids, ids[1:], strict=False)):
+    if any(later <= earlier for earlier, later in itertools.pairwise(ids)):
         raise semantic(where, "event ids are strictly increasing")
 
 

@@ -146,7 +146,7 @@ class WorldServerSide:
         *,
         server: str,
         models: tuple[str, ...],
-        limits: ServerLimits = ServerLimits(),
+        limits: ServerLimits = ServerLimits(),  # noqa: B008 (frozen)
         now: float,
     ) -> None:
         self.limits = limits
@@ -162,7 +162,7 @@ class WorldServerSide:
         self._parts_left: int | None = 0  # None: resumed inside a chunk, its `last` flag will tell
         self._received = self._refused = self._limited = self._sent = self._frames = self._bytes = 0
 
-    # ---- receiving -------------------------------------------------------------------------------------------------------
+    # ---- receiving -------------------------------------------------------------------------------------------------
 
     def receive_text(self, data: str | bytes, now: float) -> list[Command]:
         """Commands of one text message: the message itself when it is for the session, else replies."""
@@ -231,7 +231,7 @@ class WorldServerSide:
     def _over(self) -> bool:
         return self._doomed or self.state is WireState.CLOSED
 
-    # ---- time ---------------------------------------------------------------------------------------------------------------
+    # ---- time ------------------------------------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
         """When `handle_timeout` has to be called; None once a start or resume is under way."""
@@ -250,7 +250,7 @@ class WorldServerSide:
             )
         )
 
-    # ---- sending --------------------------------------------------------------------------------------------------------------
+    # ---- sending ---------------------------------------------------------------------------------------------------
 
     def hello(self) -> Hello:
         """The first message of every connection."""
@@ -339,7 +339,7 @@ class WorldServerSide:
         if self._parts_left is None:
             self._parts_left = 0
 
-    # ---- looking ---------------------------------------------------------------------------------------------------------------
+    # ---- looking ---------------------------------------------------------------------------------------------------
 
     @property
     def owes_terminal(self) -> bool:

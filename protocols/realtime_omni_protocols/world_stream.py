@@ -4,14 +4,15 @@ Owns: ``seq``, the replay buffer, epoch, frame counters and credit, open events,
 Must not know: sockets, codecs, the engine, any clock (``now`` is an argument, seconds on any monotonic scale).
 Invariants (`check`): entries are contiguous in ``seq``; displayed <= generated; every accepted event gets exactly one of
 applied and discarded; nothing follows the terminal message; the buffer never holds more than ``max_entries``.
-Methods that emit return `Entry` values in the order in which they must be sent. Media in an entry is opaque: the server keeps raw
-frames there, so that it can encode them again from a key frame.
+Methods that emit return `Entry` values in the order in which they must be sent. Media in an entry is opaque: the server
+keeps raw frames there, so that it can encode them again from a key frame.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -97,7 +98,7 @@ class WorldSessionStream:
         self._peak = self._forgotten = self._chunks = self._resumes = 0
         self._accepted = self._applied = self._discarded = 0
 
-    # ---- emitting ------------------------------------------------------------------------------------------------------
+    # ---- emitting --------------------------------------------------------------------------------------------------
 
     def started(
         self,
@@ -106,7 +107,7 @@ class WorldSessionStream:
         model: str,
         prompt: str | None,
         seed: int,
-        format: Format,
+        format: Format,  # noqa: A002 (the wire's name)
         codec: str | None,
         width: int,
         height: int,
@@ -289,7 +290,7 @@ class WorldSessionStream:
         self.terminal = final
         return entries
 
-    # ---- the client's side of the flow ------------------------------------------------------------------------------------
+    # ---- the client's side of the flow -----------------------------------------------------------------------------
 
     def acknowledge(self, ack: SessionAck, now: float) -> bool:
         """Take an ack; true when it made progress (new credit). An old or repeated ack changes nothing."""
@@ -331,12 +332,12 @@ class WorldSessionStream:
         return self.state is WireState.PLAYING and asked and self._detached_at is None and self.credit_open()
 
     def stall_deadline(self) -> float | None:
-        """When the session is stalled, unless an ack makes progress before. None: nothing is outstanding, or nobody is there."""
+        """When the session is stalled, unless an ack makes progress before. None: nothing outstanding, or nobody there."""
         if self._detached_at is not None or self.state is not WireState.PLAYING or self.generated == self.displayed:
             return None
         return self._progress_at + self.limits.stall_timeout_s
 
-    # ---- connections come and go ---------------------------------------------------------------------------------------------
+    # ---- connections come and go -----------------------------------------------------------------------------------
 
     def detach(self, now: float) -> None:
         """The connection is gone: asks that were not started are forgotten, the grace begins. Harmless when repeated."""
@@ -366,7 +367,14 @@ class WorldSessionStream:
         return tuple(entry for entry in self._entries if entry.seq > last_seq)
 
     def resume(
-        self, last_seq: int, *, resume_token: str, format: Format, codec: str | None, now: float, re: str | None = None
+        self,
+        last_seq: int,
+        *,
+        resume_token: str,
+        format: Format,  # noqa: A002 (the wire's name)
+        codec: str | None,
+        now: float,
+        re: str | None = None,
     ) -> ResumePlan:
         """Attach again: rotate the token, forget what arrived, and say what to send. Checks before it changes."""
         if self.state not in LIVE:
@@ -399,7 +407,7 @@ class WorldSessionStream:
             entries,
         )
 
-    # ---- looking ---------------------------------------------------------------------------------------------------------------
+    # ---- looking ---------------------------------------------------------------------------------------------------
 
     def statistics(self) -> StreamStatistics:
         return StreamStatistics(
@@ -443,7 +451,7 @@ class WorldSessionStream:
             if broken:
                 raise LocalError(what)
 
-    # ---- inside ------------------------------------------------------------------------------------------------------------------
+    # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _control(self, message: AnySessionMessage) -> ControlEntry:
         state = TABLE.get((self.state, type(message)))
@@ -488,7 +496,7 @@ class WorldSessionStream:
 
     def _require_open(self, event_ids: Iterable[int]) -> tuple[int, ...]:
         ids = tuple(event_ids)
-        if any(later <= earlier for earlier, later in zip(ids, ids[1:], strict=False)):
+        if any(later <= earlier for earlier, later in itertools.pairwise(ids)):
             raise LocalError("event ids are not strictly increasing")
         unknown = [event_id for event_id in ids if event_id not in self._open]
         if unknown:

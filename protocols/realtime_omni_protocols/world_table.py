@@ -1,8 +1,8 @@
 """The one transition table of the world protocol, used by both ends (world.md section 9 is printed from it).
 
 Owns: which message is allowed in which state and where it leads.  Must not know: numbers, buffers, time.
-Invariant: ``(state, message type)`` that is not in `TABLE` is forbidden; a value is the new state. Two entries depend on more than
-the type and are resolved by the machines: `session.resumed` leads to the state it names, and an `error` leads back to ``open``
+Invariant: ``(state, message type)`` that is not in `TABLE` is forbidden; a value is the new state. Two entries depend on more
+than the type and are resolved by the machines: `session.resumed` leads to the state it names, and an `error` leads back to ``open``
 when it answers the start or the resume, and to ``closed`` when it is fatal.
 """
 
