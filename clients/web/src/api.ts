@@ -1,0 +1,71 @@
+// The HTTP side: which models there are, their start pictures, and whether a key is wanted. Pictures are fetched (not put into
+// <img>) because they may need the key, and drawn on canvases because the content security policy allows nothing but 'self'.
+
+export interface StartPicture { name: string; url: string }
+export interface ModelInfo { name: string; prompts: string[]; starts: StartPicture[] }
+
+const KEY_ITEM = "realtime_omni.key";
+
+export class KeyWanted extends Error {}
+
+export const apiKey = {
+  get: (): string | null => sessionStorage.getItem(KEY_ITEM),
+  set: (key: string): void => sessionStorage.setItem(KEY_ITEM, key),
+};
+
+async function get(url: string): Promise<Response> {
+  const key = apiKey.get();
+  const response = await fetch(url, key ? { headers: { Authorization: `Bearer ${key}` } } : {});
+  if (response.status === 401 || response.status === 403) throw new KeyWanted();
+  if (!response.ok) throw new Error(`HTTP ${response.status}`);
+  return response;
+}
+
+export async function fetchModels(base: string): Promise<ModelInfo[]> {
+  const body = (await (await get(`${base}/v1/models`)).json()) as Record<string, unknown>;
+  const entries = Array.isArray(body) ? body : ((body.models ?? body.data ?? []) as unknown[]);
+  return entries.map((entry) => modelOf(entry, base)).filter((model) => model !== null);
+}
+
+export async function fetchPicture(url: string): Promise<ImageBitmap> {
+  return createImageBitmap(await (await get(url)).blob());
+}
+
+function modelOf(entry: unknown, base: string): ModelInfo | null {
+  if (typeof entry === "string") return { name: entry, prompts: [], starts: [] };
+  if (typeof entry !== "object" || entry === null) return null;
+  const fields = entry as Record<string, unknown>;
+  const name = fields.name ?? fields.id;
+  if (typeof name !== "string") return null;
+  const starts = (Array.isArray(fields.starts) ? fields.starts : []).flatMap((start: unknown): StartPicture[] => {
+    if (typeof start === "string") return [startOf(name, start, base)];
+    const { name: startName, url } = (start ?? {}) as Record<string, unknown>;
+    if (typeof startName !== "string") return [];
+    return [typeof url === "string" ? { name: startName, url: base + new URL(url, location.origin).pathname } : startOf(name, startName, base)];
+  });
+  const prompts = (Array.isArray(fields.prompts) ? fields.prompts : []).filter((prompt) => typeof prompt === "string");
+  return { name, prompts, starts };
+}
+
+export function startOf(model: string, start: string, base: string): StartPicture {
+  return { name: start, url: `${base}/v1/models/${encodeURIComponent(model)}/starts/${encodeURIComponent(start)}.png` };
+}
+
+/** A picture of the user's, cut to the model's shape and made small enough for one message. Base64, PNG or JPEG. */
+export async function packPicture(file: Blob, width: number, height: number, maxBytes: number): Promise<string> {
+  const bitmap = await createImageBitmap(file);
+  const canvas = document.createElement("canvas");
+  canvas.width = width;
+  canvas.height = height;
+  const context = canvas.getContext("2d", { alpha: false })!;
+  context.imageSmoothingQuality = "high";
+  const scale = Math.max(width / bitmap.width, height / bitmap.height);
+  const [w, h] = [bitmap.width * scale, bitmap.height * scale];
+  context.drawImage(bitmap, (width - w) / 2, (height - h) / 2, w, h);
+  bitmap.close();
+  for (const quality of [0.95, 0.85, 0.7, 0.5]) {
+    const base64 = canvas.toDataURL("image/jpeg", quality).replace(/^[^,]*,/, "");
+    if (base64.length <= maxBytes) return base64;
+  }
+  throw new Error("too large");
+}

@@ -1,0 +1,442 @@
+// The page's middle: one connection, one player, one set of controls, and what each tells the others.
+
+import { apiKey, fetchModels, KeyWanted, packPicture, startOf, type ModelInfo } from "./api";
+import { Connection, type Link } from "./connection";
+import { Controls } from "./controls";
+import { preferredFormat } from "./decoder";
+import { byId } from "./dom";
+import { WorldMachine, type ResetOptions, type Saved, type StartOptions } from "./machine";
+import { closedNotice, errorNotice, explain, failedNotice, type Action } from "./messages";
+import { LatencyMeter, RateMeter } from "./meters";
+import { Panel } from "./panel";
+import { WorldPicture } from "./picture";
+import { Player } from "./player";
+import { HELD_KEYS_SCHEMA, type Chunk, type Format, type Frame, type ServerError, type ServerMessage, type Started } from "./protocol";
+import { linkText, View } from "./view";
+
+export interface AppOptions { format: Format | null; model: string | null; debug: boolean }
+
+const SAVED_ITEM = "realtime_omni.session";
+const START_PICTURE_BYTES = 3_000_000; // a session.start may be 4 MiB
+const OVER = new Set(["session_gone", "session_not_found", "resume_refused", "session_exists"]);
+
+export class App {
+  private readonly picture = new WorldPicture(byId<HTMLCanvasElement>("view"), byId<HTMLCanvasElement>("glow"));
+  private readonly player = new Player(this.picture, {
+    onShown: (frame, now) => this.shown(frame, now),
+    onDecoderFailure: (reason) => this.fallBack(reason),
+  });
+  private readonly view = new View((action) => this.act(action), (key) => this.useKey(key));
+  private readonly panel = new Panel({
+    onPrompt: (prompt) => this.prompt(prompt),
+    onReset: () => void this.reset(),
+    onRenew: () => void this.renew(),
+    onClose: () => this.close(),
+    onModel: (name) => { this.model = name; this.panel.beginning = null; void this.renew(); },
+  });
+  private readonly controls = new Controls(byId("view"), byId("stick"), {
+    onKeys: (keys, at) => {
+      if (keys.length > 0) this.walked = true;
+      this.sendKeys(at);
+    },
+    onShortcut: (name) => (name === "prompt" ? this.panel.focusPrompt() : this.togglePause()),
+  });
+  private readonly connection = new Connection(
+    `${location.origin.replace(/^http/, "ws")}${this.base}/v1/realtime/world`, () => apiKey.get(), {
+      onLink: (link) => this.linkChanged(link),
+      onMessage: (message) => this.received(message),
+      onFrame: (frame) => { this.player.push(frame); },
+      onBytes: (bytes) => this.bytes.add(performance.now(), bytes),
+      onBroken: (reason) => this.log(`protocol: ${reason}`),
+    },
+  );
+  private readonly frames = new RateMeter();
+  private readonly bytes = new RateMeter();
+  private readonly latency = new LatencyMeter();
+  private models: ModelInfo[] = [];
+  private model: string | null;
+  private format: Format = "jpeg";
+  private track: string | null = null;
+  private lastFrame: Frame | null = null;
+  private lastChunk: Chunk | null = null;
+  private pausedByPage = false;
+  private walked = false;
+  private errors: string[] = [];
+  private readonly startedAt = performance.now();
+
+  constructor(private readonly options: AppOptions) {
+    this.model = options.model;
+    byId("pause").addEventListener("click", () => this.togglePause());
+    byId("full").addEventListener("click", () => void toggleFullScreen());
+    document.addEventListener("visibilitychange", () => this.visibilityChanged());
+    window.addEventListener("pagehide", () => this.keepSession());
+    setInterval(() => this.refreshStrip(), 250);
+    this.picture.clear();
+    document.body.toggleAttribute("data-debug", options.debug);
+  }
+
+  async begin(): Promise<void> {
+    this.view.show({ title: "Opening the world", text: "The first picture takes a moment.", actions: [], tone: "busy" });
+    this.format = this.options.format ?? (await preferredFormat());
+    if (!(await this.findModels())) return;
+    const item = readSaved();
+    if (item && (!this.options.model || item.saved.started.model === this.options.model)) {
+      const machine = WorldMachine.restore(item.saved);
+      this.pausedByPage = item.pausedByPage;
+      this.settle(machine.session!);
+      this.connection.comeBack(machine, this.format);
+    } else void this.renew();
+  }
+
+  debug() {
+    return {
+      stats: () => ({
+        ...this.machine.statistics(), sessionId: this.machine.session?.session_id ?? null, prompt: this.machine.prompt,
+        format: this.machine.format, lastFrameIndex: this.lastFrame?.frame ?? null, shownFrames: this.player.shownFrames,
+        waiting: this.player.waiting, chunkIndex: this.machine.chunkIndex, fps: this.frames.perSecond(performance.now()),
+        appliedEventId: this.lastFrame?.appliedEventId ?? null, latencyMs: this.latency.median, lastLatencyMs: this.latency.last,
+        keys: this.controls.held.keys(), tickMs: this.lastChunk?.timings_ms.tick ?? null, errors: [...this.errors],
+      }),
+      /** Cuts the socket as a lost network would. */
+      cut: () => this.connection.reconnect(),
+      breakDecoder: () => this.fallBack("asked by a test"),
+      /** The world in its own size. */
+      world: this.picture.world,
+    };
+  }
+
+  private get machine(): WorldMachine { return this.connection.machine; }
+  private get base(): string { return new URL(".", document.baseURI).pathname.replace(/\/$/, ""); }
+  private get live(): boolean { return ["live", "paused"].includes(this.machine.phase); }
+
+  // ------------------------------------------------------------------------------------------------ what the user wants
+
+  private async findModels(): Promise<boolean> {
+    try {
+      this.models = await fetchModels(this.base);
+    } catch (error) {
+      if (error instanceof KeyWanted) {
+        const text = apiKey.get() ? "The server did not accept this key." : "The server wants an API key. It stays in this tab.";
+        this.view.show({ title: "A key, please", text, actions: ["key"], tone: "bad" });
+        this.view.link("Key wanted", "bad");
+        return false;
+      }
+      this.log(`models: ${String(error)}`); // the WebSocket may still work; it says more when it does not
+      return true;
+    }
+    this.model ??= this.models[0]?.name ?? null;
+    this.showModel();
+    return true;
+  }
+
+  private showModel(): void {
+    this.panel.models(this.models, this.model ?? "");
+    const info = this.models.find(({ name }) => name === this.model);
+    if (!info) return;
+    this.panel.prompts(info.prompts);
+    this.panel.starts(info.starts);
+  }
+
+  private useKey(key: string): void {
+    apiKey.set(key);
+    void this.begin();
+  }
+
+  private async renew(): Promise<void> {
+    if (this.live || this.machine.phase === "failed") this.connection.send(this.machine.command("session.close"));
+    forgetSaved();
+    this.stopShowing();
+    this.showModel();
+    this.view.show({ title: "Opening the world", text: "The first picture takes a moment.", actions: [], tone: "busy" });
+    const options: StartOptions = { format: this.format };
+    if (this.model) options.model = this.model;
+    if (this.panel.seed !== undefined) options.seed = this.panel.seed;
+    const { beginning } = this.panel;
+    const { width, height } = this.machine.session ?? { width: 256, height: 256 };
+    if (beginning && "start" in beginning) options.start = beginning.start;
+    else if (beginning) options.image = await packPicture(beginning.picture, width, height, START_PICTURE_BYTES);
+    this.connection.start(options);
+  }
+
+  private async reset(): Promise<void> {
+    if (!this.live && this.machine.phase !== "failed") return void this.renew();
+    const options: ResetOptions = {};
+    if (this.panel.seed !== undefined) options.seed = this.panel.seed;
+    const { beginning } = this.panel;
+    if (beginning && "start" in beginning) options.start = beginning.start;
+    else if (beginning) {
+      const { width, height, limits } = this.machine.session!;
+      try {
+        options.image = await packPicture(beginning.picture, width, height, limits.max_message_bytes - 1_024);
+      } catch {
+        return this.panel.say(explain("image_invalid"), "bad");
+      }
+    }
+    if (this.live || this.machine.phase === "failed") this.connection.send(this.machine.reset(options));
+  }
+
+  private prompt(prompt: string): void {
+    if (!this.live) return;
+    this.connection.send(this.machine.event({ prompt }).message);
+    this.panel.say(`On the way to “${prompt}”.`);
+  }
+
+  private sendKeys(at: number): void {
+    if (!this.live || this.track === null) return;
+    const { message, eventId } = this.machine.heldKeys(this.track, this.controls.held.keys(), Math.max(0, Math.round(at - this.startedAt)));
+    if (this.connection.send(message)) this.latency.sent(eventId, at);
+  }
+
+  private togglePause(): void {
+    if (!this.live) return;
+    this.connection.send(this.machine.command(this.machine.phase === "paused" ? "session.resume_play" : "session.pause"));
+    this.pausedByPage = false;
+  }
+
+  private close(): void {
+    if (this.live || this.machine.phase === "failed") this.connection.send(this.machine.command("session.close"));
+  }
+
+  private act(action: Action): void {
+    switch (action) {
+      case "retry": return this.machine.session ? this.connection.retryNow() : void this.begin();
+      case "restart": return void this.renew();
+      case "rollback": return void this.connection.send(this.machine.command("session.rollback"));
+      case "reset": return void this.reset();
+      case "close": return this.close();
+      case "play": return this.togglePause();
+      default: return;
+    }
+  }
+
+  /** A hidden page shows nothing, so it asks for nothing; it plays on when it is seen again. */
+  private visibilityChanged(): void {
+    if (document.hidden && this.machine.phase === "live") {
+      this.pausedByPage = this.connection.send(this.machine.command("session.pause"));
+    } else if (!document.hidden && this.pausedByPage) {
+      if (this.live) this.connection.send(this.machine.command("session.resume_play"));
+      this.pausedByPage = false;
+    }
+  }
+
+  // ------------------------------------------------------------------------------------------------ what happens
+
+  private received(message: ServerMessage): void {
+    switch (message.type) {
+      case "session.started":
+        this.player.stop();
+        this.settle(message);
+        return this.playing();
+      case "session.resumed":
+        if (this.settle(this.machine.session!)) this.machine.skipToReceived();
+        this.connection.send(this.machine.ack());
+        for (const prompt of this.machine.takeLostPrompts()) this.prompt(prompt);
+        this.sendKeys(performance.now()); // what the server believes to be held was released with the connection
+        if (this.machine.phase === "failed") return;
+        if (this.pausedByPage && !document.hidden) return this.visibilityChanged();
+        return this.machine.phase === "paused" ? this.paused() : this.playing();
+      case "chunk":
+        this.lastChunk = message;
+        this.player.blockArrived(performance.now());
+        return;
+      case "event.accepted":
+        if (message.prompt) this.panel.say(`Now: ${message.prompt}.`);
+        return;
+      case "session.paused": return this.paused();
+      case "session.playing":
+      case "session.recovered": return this.playing();
+      case "session.reset_done":
+        this.player.flush();
+        this.latency.forget();
+        this.panel.showSeed(message.seed);
+        this.place();
+        return this.machine.phase === "paused" ? undefined : this.playing();
+      case "session.failed":
+        this.controls.enabled = false;
+        this.controls.releaseAll();
+        this.view.link("Stopped", "bad");
+        return this.view.show(failedNotice(message.code, message.message, message.can));
+      case "session.closed":
+        return this.ended(message.reason, message.code ?? null, message.message ?? null);
+      case "error": return this.refused(message);
+      default: return;
+    }
+  }
+
+  /** Takes over what a started or resumed session says about itself; true when frames that waited to be shown were lost. */
+  private settle(session: Started): boolean {
+    const held = session.controls.find(({ schema }) => schema === HELD_KEYS_SCHEMA);
+    this.track = held?.track ?? null;
+    this.controls.offer(held ? keysOf(held.json_schema) : new Set());
+    const renewed = this.player.configure({
+      format: this.machine.format, codec: this.machine.codec, width: session.width, height: session.height,
+      fps: session.fps, framesPerBlock: session.frames_per_block,
+    });
+    this.model = session.model;
+    byId("model-name").textContent = session.model;
+    byId<HTMLSelectElement>("model").value = session.model;
+    if (session.prompts.length > 0) this.panel.prompts(session.prompts);
+    if (!this.models.some(({ name }) => name === session.model)) {
+      this.panel.starts(session.starts.map((name) => startOf(session.model, name, this.base)));
+    }
+    this.panel.showSeed(this.machine.seed);
+    this.panel.facts({
+      model: session.model, session: session.session_id, picture: `${session.width}×${session.height}, ${this.machine.format}`,
+      pace: `${session.fps} frames/s, ${session.frames_per_block} a block`, seed: String(this.machine.seed),
+    });
+    this.place();
+    return renewed;
+  }
+
+  private playing(): void {
+    this.controls.enabled = true;
+    this.player.restartBeat();
+    this.panel.enable(true);
+    this.view.link("Live", "good");
+    this.pauseButton(false);
+    if (this.lastFrame?.epoch === this.machine.epoch) this.view.hide(); // else the first picture will
+  }
+
+  private paused(): void {
+    this.pauseButton(true);
+    this.panel.enable(true);
+    this.view.link("Paused", "busy");
+    if (!document.hidden) {
+      this.view.show({ title: "Paused", text: "The world waits.", actions: ["play"], tone: "good" }, { focus: true });
+    }
+  }
+
+  private pauseButton(paused: boolean): void {
+    const button = byId("pause");
+    button.setAttribute("aria-pressed", String(paused));
+    button.title = paused ? "Walk on (P)" : "Pause (P)";
+    button.querySelector("use")!.setAttribute("href", paused ? "#i-play" : "#i-pause");
+  }
+
+  private shown(frame: Frame, now: number): void {
+    if (!this.machine.displayed(frame)) return;
+    this.lastFrame = frame;
+    this.frames.add(now);
+    this.latency.shown(frame.appliedEventId, now);
+    if (["live", "paused", "failed"].includes(this.machine.phase)) this.connection.send(this.machine.ack());
+    if (this.machine.phase === "live") this.view.hide();
+    this.view.hint(!this.walked && this.track !== null);
+    this.place();
+  }
+
+  private place(): void {
+    this.view.place(this.machine.prompt);
+    this.panel.here(this.machine.prompt);
+  }
+
+  private refused(error: ServerError): void {
+    this.log(`${error.code}: ${error.message}`);
+    if (this.live && !error.fatal) {
+      this.panel.say(explain(error.code, error.message), "bad");
+      this.view.announce(explain(error.code, error.message));
+      if (error.code === "queue_full" || error.code === "rate_limited") setTimeout(() => this.sendKeys(performance.now()), 300);
+      return;
+    }
+    if (this.machine.session && !OVER.has(error.code)) return; // the connection closes, and comes back
+    forgetSaved();
+    this.connection.drop();
+    this.connection.machine = new WorldMachine();
+    this.stopShowing();
+    this.view.show(errorNotice(error.code, error.message));
+  }
+
+  private ended(reason: string, code: string | null, message: string | null): void {
+    forgetSaved();
+    this.stopShowing();
+    this.view.link("Ended", "bad");
+    this.view.show(closedNotice(reason, code, message));
+  }
+
+  private stopShowing(): void {
+    this.controls.enabled = false;
+    this.controls.releaseAll();
+    this.player.flush();
+    this.latency.forget();
+    this.panel.enable(false);
+    this.lastFrame = null;
+  }
+
+  private linkChanged(link: Link): void {
+    const resuming = this.machine.session !== null && this.machine.phase !== "closed";
+    if (this.machine.phase === "closed") return;
+    const { text, tone } = linkText(link, resuming);
+    if (link.state !== "open") this.view.link(text, tone);
+    if (link.state === "waiting") {
+      this.controls.enabled = false;
+      this.controls.releaseAll();
+      this.latency.forget();
+      if (!link.everOpened && link.attempt > 1) void this.findModels(); // a refused upgrade hides its status; this shows a 401
+      if (resuming && link.attempt === 1) return; // usually back before anyone notices
+      const title = resuming ? "Reconnecting" : "The server does not answer";
+      const wait = `Next try in ${Math.max(1, Math.round(link.retryInMs / 1000))} s.`;
+      this.view.show({ title, text: resuming ? `Your walk is kept. ${wait}` : wait, actions: ["retry"], tone: "busy" });
+    }
+  }
+
+  /** The decoder can't go on: the same session, in a format that any browser shows. */
+  private fallBack(reason: string): void {
+    this.log(`decoder: ${reason}`);
+    if (this.machine.format !== "h264") {
+      this.view.show(errorNotice("unsupported_format", reason));
+      return;
+    }
+    this.format = "jpeg";
+    this.connection.reconnect("jpeg");
+  }
+
+  private keepSession(): void {
+    const saved = this.machine.save();
+    const item: SavedItem = { saved: saved!, pausedByPage: this.pausedByPage };
+    if (saved) sessionStorage.setItem(SAVED_ITEM, JSON.stringify(item));
+  }
+
+  private log(text: string): void {
+    this.errors = [...this.errors.slice(-19), text];
+    if (this.options.debug) console.info(`realtime_omni: ${text}`);
+  }
+
+  private refreshStrip(): void {
+    const now = performance.now();
+    const { machine, lastChunk: chunk, view } = this;
+    view.strip("fps", machine.phase === "live" ? this.frames.perSecond(now).toFixed(1) : "–");
+    view.strip("tick", chunk ? `${Math.round(chunk.timings_ms.tick)} ms` : "–");
+    view.strip("latency", this.latency.median === null ? "–" : `${Math.round(this.latency.median)} ms`);
+    view.strip("chunk", machine.chunkIndex === null ? "–" : String(machine.chunkIndex));
+    view.strip("kv", chunk ? `${chunk.kv.pages_used}/${chunk.kv.pages_total}` : "–");
+    view.strip("events", `${machine.appliedEvents}/${machine.acceptedEvents}`);
+    view.strip("bytes", `${(this.bytes.perSecond(now) / 1000).toFixed(0)} kB/s`);
+    view.strip("rtt", this.connection.rttMs === null ? "–" : `${Math.round(this.connection.rttMs)} ms`);
+  }
+}
+
+/** The keys that the schema's enum names; null (all) when it names none. */
+function keysOf(schema: unknown): ReadonlySet<string> | null {
+  const match = /"enum":(\[[^\]]*\])/.exec(JSON.stringify(schema ?? null));
+  return match ? new Set(JSON.parse(match[1]!) as string[]) : null;
+}
+
+interface SavedItem { saved: Saved; pausedByPage: boolean }
+
+function readSaved(): SavedItem | null {
+  const text = sessionStorage.getItem(SAVED_ITEM);
+  forgetSaved(); // one try: a session that can't be resumed must not be tried at every reload
+  try {
+    return text ? (JSON.parse(text) as SavedItem) : null;
+  } catch {
+    return null;
+  }
+}
+
+function forgetSaved(): void {
+  sessionStorage.removeItem(SAVED_ITEM);
+}
+
+async function toggleFullScreen(): Promise<void> {
+  if (document.fullscreenElement) await document.exitFullscreen();
+  else await document.documentElement.requestFullscreen().catch(() => undefined);
+}

@@ -1,0 +1,20 @@
+// Small helpers for the page's elements. index.html is part of the program: a missing id is a bug, not a case.
+
+export function byId<T extends HTMLElement = HTMLElement>(id: string): T {
+  const element = document.getElementById(id);
+  if (!element) throw new Error(`index.html has no #${id}`);
+  return element as T;
+}
+
+export function make<K extends keyof HTMLElementTagNameMap>(
+  tag: K, properties: Partial<HTMLElementTagNameMap[K]> = {}, ...children: (Node | string)[]
+): HTMLElementTagNameMap[K] {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+}
+
+/** Sets a text only when it differs, so that nothing is laid out or announced again. */
+export function setText(element: HTMLElement, text: string): void {
+  if (element.textContent !== text) element.textContent = text;
+}

@@ -1,0 +1,244 @@
+// The client side of one world session, without I/O: what was sent, what has arrived, what may come next.
+// Owns the session's identity, token, numbers and phase. Knows no socket, clock or DOM.
+// Invariants: seq rises by exactly one across reconnects; event ids are never reused; `displayed` never exceeds what arrived.
+
+import {
+  HELD_KEYS_SCHEMA, parseFrame, parseMessage, ProtocolError, seqOf,
+  type ClientMessage, type Control, type FailureAction, type Format, type Frame, type ServerMessage, type Started,
+} from "./protocol";
+
+export type Phase = "idle" | "starting" | "live" | "paused" | "failed" | "detached" | "resuming" | "closed";
+export type StartOptions = Omit<Extract<ClientMessage, { type: "session.start" }>, "type" | "id">;
+export type ResetOptions = Omit<Extract<ClientMessage, { type: "session.reset" }>, "type" | "id">;
+
+export class StateError extends Error {}
+
+/** What a page keeps to come back to its session after a reload. */
+export interface Saved {
+  started: Started; lastSeq: number; epoch: number; received: number; framesDue: number; nextEventId: number;
+}
+
+export class WorldMachine {
+  phase: Phase = "idle";
+  session: Started | null = null;
+  format: Format = "h264";
+  codec: string | null = null;
+  lastSeq = 0;
+  epoch = 0;
+  prompt = "";
+  seed = 0;
+  chunkIndex: number | null = null;
+  acceptedEvents = 0;
+  appliedEvents = 0;
+  can: FailureAction[] = [];
+  private token = "";
+  private nextEventId = 0;
+  private readonly unanswered = new Map<number, string>(); // prompts that were sent and not accepted or refused yet
+  private lostPrompts: string[] = [];
+  private received = 0; // frames of this epoch that have arrived
+  private shown = 0; // frames of this epoch that were drawn
+  private framesDue = 0; // binary frames that the last chunk message announced
+
+  // ------------------------------------------------------------------------------------------------ client messages
+
+  start(options: StartOptions): ClientMessage {
+    if (this.phase !== "idle") throw new StateError(`start in ${this.phase}`);
+    this.phase = "starting";
+    return { type: "session.start", ...options };
+  }
+
+  resume(options: { takeover?: boolean; format?: Format } = {}): ClientMessage {
+    if (!this.session || this.phase !== "detached") throw new StateError(`resume in ${this.phase}`);
+    this.phase = "resuming";
+    return {
+      type: "session.resume", session_id: this.session.session_id, resume_token: this.token, last_seq: this.lastSeq, ...options,
+    };
+  }
+
+  event(what: { prompt?: string; controls?: Control[] }): { message: ClientMessage; eventId: number } {
+    this.need("live", "paused");
+    const eventId = this.nextEventId++;
+    if (what.prompt !== undefined) this.unanswered.set(eventId, what.prompt);
+    return { message: { type: "session.event", event_id: eventId, ...what }, eventId };
+  }
+
+  /** Prompts that got lost with the last connection, once. Held keys are not among them: only the present ones matter. */
+  takeLostPrompts(): string[] {
+    const prompts = this.lostPrompts;
+    this.lostPrompts = [];
+    return prompts;
+  }
+
+  heldKeys(track: string, keys: string[], tMs: number): { message: ClientMessage; eventId: number } {
+    return this.event({ controls: [{ track, schema: HELD_KEYS_SCHEMA, data: { keys, t_ms: tMs } }] });
+  }
+
+  ack(): ClientMessage {
+    this.need("live", "paused", "failed");
+    return { type: "session.ack", seq: this.lastSeq, displayed: this.shown, epoch: this.epoch };
+  }
+
+  reset(options: ResetOptions): ClientMessage {
+    this.need("live", "paused", "failed");
+    return { type: "session.reset", ...options };
+  }
+
+  command(type: "session.pause" | "session.resume_play" | "session.abort" | "session.rollback" | "session.close"): ClientMessage {
+    this.need("live", "paused", "failed");
+    return { type };
+  }
+
+  // ------------------------------------------------------------------------------------------------ what happened
+
+  /** A frame was drawn; false when it belongs to an epoch that is over. */
+  displayed(frame: Frame): boolean {
+    if (frame.epoch !== this.epoch) return false;
+    this.shown = Math.max(this.shown, frame.frame + 1);
+    return true;
+  }
+
+  /** Frames that arrived and can't be drawn any more (the decoder was replaced, the page reloaded) count as shown. */
+  skipToReceived(): void {
+    this.shown = this.received;
+  }
+
+  /** The socket is gone. A session that was not closed can be resumed. */
+  detach(): void {
+    if (this.phase === "closed" || this.phase === "idle") return;
+    this.phase = this.session ? "detached" : "idle";
+    // framesDue stays: a replay that begins inside a chunk sends the rest of it without its chunk message
+  }
+
+  receiveText(text: string): ServerMessage {
+    const message = parseMessage(text);
+    const seq = seqOf(message);
+    if (seq !== null) this.checkSeq(seq);
+    this.move(message);
+    return message;
+  }
+
+  receiveBinary(bytes: ArrayBuffer): Frame {
+    const frame = parseFrame(bytes);
+    if (this.framesDue === 0) throw new ProtocolError("a frame that no chunk announced", "frame");
+    this.checkSeq(frame.seq);
+    this.framesDue -= 1;
+    if (frame.epoch === this.epoch) this.received = Math.max(this.received, frame.frame + 1);
+    return frame;
+  }
+
+  // ------------------------------------------------------------------------------------------------ reload
+
+  save(): Saved | null {
+    if (!this.session || this.phase === "closed") return null;
+    const { lastSeq, epoch, received, framesDue, nextEventId } = this;
+    const started = { ...this.session, resume_token: this.token, prompt: this.prompt || null, seed: this.seed };
+    return { started, lastSeq, epoch, received, framesDue, nextEventId };
+  }
+
+  static restore(saved: Saved): WorldMachine {
+    const machine = new WorldMachine();
+    machine.adopt(saved.started);
+    machine.phase = "detached";
+    machine.lastSeq = saved.lastSeq;
+    machine.epoch = saved.epoch;
+    machine.received = machine.shown = saved.received;
+    machine.framesDue = saved.framesDue;
+    machine.nextEventId = saved.nextEventId;
+    return machine;
+  }
+
+  statistics() {
+    return {
+      phase: this.phase, lastSeq: this.lastSeq, epoch: this.epoch, received: this.received, shown: this.shown,
+      accepted: this.acceptedEvents, applied: this.appliedEvents, nextEventId: this.nextEventId,
+    };
+  }
+
+  // ------------------------------------------------------------------------------------------------ inside
+
+  private need(...phases: Phase[]): void {
+    if (!phases.includes(this.phase)) throw new StateError(`not possible while ${this.phase}`);
+  }
+
+  private checkSeq(seq: number): void {
+    if (seq !== this.lastSeq + 1) throw new ProtocolError(`${this.lastSeq + 1} expected, got ${seq}`, "seq");
+    this.lastSeq = seq;
+  }
+
+  private adopt(started: Started): void {
+    this.session = started;
+    this.token = started.resume_token;
+    this.format = started.format;
+    this.codec = started.codec;
+    this.prompt = started.prompt ?? "";
+    this.seed = started.seed;
+    this.nextEventId = started.next_event_id;
+  }
+
+  private move(message: ServerMessage): void {
+    switch (message.type) {
+      case "session.started":
+        if (this.phase !== "starting") throw new ProtocolError(`session.started while ${this.phase}`, "type");
+        this.adopt(message);
+        this.phase = "live";
+        return;
+      case "session.resumed":
+        if (this.phase !== "resuming") throw new ProtocolError(`session.resumed while ${this.phase}`, "type");
+        this.token = message.resume_token;
+        this.format = message.format;
+        this.codec = message.codec;
+        if (message.replayed_from !== this.lastSeq + 1) throw new ProtocolError("a gap in the replay", "$.replayed_from");
+        this.phase = message.state === "playing" ? "live" : message.state;
+        this.lostPrompts = [...this.unanswered].filter(([id]) => id >= message.next_event_id).map(([, prompt]) => prompt);
+        this.unanswered.clear();
+        this.nextEventId = Math.max(this.nextEventId, message.next_event_id);
+        return;
+      case "event.accepted":
+        this.unanswered.delete(message.event_id);
+        if (message.status === "accepted") this.acceptedEvents += 1;
+        return;
+      case "event.applied":
+        this.appliedEvents += message.event_ids.length;
+        return;
+      case "chunk":
+        if (this.framesDue > 0) throw new ProtocolError("frames of the last chunk are missing", "$");
+        this.framesDue = message.latent_shape ? 1 : message.frames;
+        this.chunkIndex = message.chunk_index;
+        this.prompt = message.prompt ?? "";
+        return;
+      case "session.paused":
+        this.phase = "paused";
+        return;
+      case "session.playing":
+        this.phase = "live";
+        return;
+      case "session.reset_done":
+        this.epoch = message.epoch;
+        this.prompt = message.prompt ?? "";
+        this.seed = message.seed;
+        this.received = this.shown = 0;
+        if (this.phase === "failed") this.phase = "live";
+        this.can = [];
+        return;
+      case "session.failed":
+        this.phase = "failed";
+        this.can = message.can;
+        return;
+      case "session.recovered":
+        this.phase = "live";
+        this.can = [];
+        return;
+      case "session.closed":
+        this.phase = "closed";
+        return;
+      case "error":
+        if (message.event_id !== undefined && message.event_id !== null) this.unanswered.delete(message.event_id);
+        // A refused start leaves nothing behind; a refused resume leaves the session where it was.
+        if (this.phase === "starting") this.phase = "idle";
+        else if (this.phase === "resuming") this.phase = "detached";
+        return;
+      default:
+        return;
+    }
+  }
+}

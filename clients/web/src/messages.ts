@@ -1,0 +1,76 @@
+// Words for people: what each error code and close reason means here, and what can be done about it. Pure.
+
+export type Action = "retry" | "restart" | "rollback" | "reset" | "close" | "play" | "key" | "none";
+export interface Notice { title: string; text: string; actions: Action[]; tone: "busy" | "good" | "bad" }
+
+export const ACTION_LABELS: Record<Action, string> = {
+  retry: "Try again", restart: "Start a new session", rollback: "Back to the last good block", reset: "Start over",
+  close: "End the session", play: "Walk on", key: "Enter", none: "",
+};
+
+/** One clear sentence for every code of the protocol. */
+export const CODES: Record<string, { text: string; actions?: Action[] }> = {
+  bad_message: { text: "The server did not understand a message of this page. They may be of different versions: reload the page." },
+  unsupported_version: { text: "The server speaks another version of the protocol: reload the page." },
+  unsupported_format: { text: "The server can't send pictures in a format that this browser shows.", actions: ["retry"] },
+  model_unknown: { text: "The server does not have this model.", actions: ["restart"] },
+  prompt_unknown: { text: "The model does not know this place. Try one of the suggestions." },
+  control_invalid: { text: "The model refused these keys." },
+  schema_unknown: { text: "This model is not walked with these keys." },
+  image_invalid: { text: "This picture can't be used. Try a PNG or JPEG." },
+  invalid_argument: { text: "The server refused a value." },
+  event_conflict: { text: "Two inputs got the same number; the later one was dropped." },
+  stale: { text: "An input came too late and was dropped." },
+  queue_full: { text: "The world can't keep up with so many inputs. Hold on a moment." },
+  session_exists: { text: "A session with this name is already running.", actions: ["restart"] },
+  session_not_found: { text: "The server does not know this session any more. It may have been restarted.", actions: ["restart"] },
+  session_gone: { text: "The session waited for a while and was then ended.", actions: ["restart"] },
+  session_busy: { text: "The session is in use in another window.", actions: ["retry", "restart"] },
+  session_state: { text: "That is not possible right now." },
+  session_failed: { text: "The session can't go on as it is." },
+  tick_failed: { text: "The model failed to produce the next block." },
+  aborted: { text: "The block was aborted." },
+  horizon: { text: "The world has reached the longest walk that this model allows." },
+  capacity: { text: "All places on the server are taken. Try again when someone leaves.", actions: ["retry"] },
+  unauthorized: { text: "The server wants an API key.", actions: ["key"] },
+  origin_refused: { text: "The server does not accept this page's address. Open it under the server's own address, or allow this origin." },
+  rate_limited: { text: "Too many messages in a short time. Hold on a moment." },
+  message_too_large: { text: "That was too large for the server. Try a smaller picture or a shorter text." },
+  handshake_timeout: { text: "The connection took too long to say what it wants.", actions: ["retry"] },
+  stalled: { text: "The page did not show pictures for a while, so the session was ended.", actions: ["restart"] },
+  resume_refused: { text: "The session belongs to another window now.", actions: ["restart"] },
+  shutdown: { text: "The server is shutting down.", actions: ["retry"] },
+  internal: { text: "Something went wrong in the server. Its log says what.", actions: ["restart"] },
+};
+
+const REASONS: Record<string, Notice> = {
+  client: { title: "You have left the world", text: "The session is over.", actions: ["restart"], tone: "good" },
+  detached_expired: { title: "The session is over", text: "It waited for this page to come back, but not for ever.", actions: ["restart"], tone: "good" },
+  stalled: { title: "The session is over", text: "The page did not show pictures for a while.", actions: ["restart"], tone: "bad" },
+  evicted: { title: "The session is over", text: "The server needed its place for someone else.", actions: ["restart"], tone: "bad" },
+  shutdown: { title: "The server is shutting down", text: "Try again when it is back.", actions: ["restart"], tone: "bad" },
+  failed: { title: "The session has failed", text: "It can't be continued.", actions: ["restart"], tone: "bad" },
+  taken_over: { title: "Open in another window", text: "This walk goes on in another window or tab.", actions: ["restart"], tone: "good" },
+  operator: { title: "The session was ended", text: "The server's operator has closed it.", actions: ["restart"], tone: "bad" },
+};
+
+/** The sentence for a code, with what the server said about it when that adds something. */
+export function explain(code: string, detail = ""): string {
+  const text = CODES[code]?.text ?? `The server reported “${code}”.`;
+  const extra = detail.trim();
+  return extra && extra !== code ? `${text} (${extra.replace(/[.\s]+$/, "")})` : text;
+}
+
+export function errorNotice(code: string, detail = ""): Notice {
+  const actions = CODES[code]?.actions ?? ["restart"];
+  return { title: code === "capacity" ? "The server is full" : "That did not work", text: explain(code, detail), actions, tone: "bad" };
+}
+
+export function closedNotice(reason: string, code: string | null, message: string | null): Notice {
+  const notice = REASONS[reason] ?? { title: "The session is over", text: `Reason: ${reason}.`, actions: ["restart"], tone: "bad" };
+  return code && reason !== "client" ? { ...notice, text: `${notice.text} ${explain(code, message ?? "")}` } : notice;
+}
+
+export function failedNotice(code: string, message: string, can: readonly Action[]): Notice {
+  return { title: "The world has stopped", text: explain(code, message), actions: [...can], tone: "bad" };
+}

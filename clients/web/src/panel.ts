@@ -1,0 +1,166 @@
+// The side panel: the place, start pictures, seed, session buttons. Turns what the user wants into the hooks' calls.
+
+import { fetchPicture, type ModelInfo, type StartPicture } from "./api";
+import { byId, make, setText } from "./dom";
+
+export type Beginning = { start: string } | { picture: Blob } | null;
+
+export interface PanelHooks {
+  onPrompt: (prompt: string) => void;
+  onReset: () => void;
+  onRenew: () => void;
+  onClose: () => void;
+  onModel: (name: string) => void;
+}
+
+const THUMBNAIL_PIXELS = 144;
+const NOTE = "The world changes around you while you walk.";
+
+export class Panel {
+  /** What the next reset or session begins from. */
+  beginning: Beginning = null;
+  private readonly prompt = byId<HTMLInputElement>("prompt");
+  private readonly note = byId("prompt-note");
+  private readonly seedInput = byId<HTMLInputElement>("seed");
+  private readonly modelSelect = byId<HTMLSelectElement>("model");
+  private noteTimer = 0;
+  private seedTyped = false;
+
+  constructor(private readonly hooks: PanelHooks) {
+    byId("prompt-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      const prompt = this.prompt.value.trim();
+      if (prompt === "") return;
+      hooks.onPrompt(prompt);
+      this.prompt.blur(); // back to walking
+    });
+    byId("reset").addEventListener("click", () => hooks.onReset());
+    byId("renew").addEventListener("click", () => hooks.onRenew());
+    byId("close").addEventListener("click", () => hooks.onClose());
+    byId("dice").addEventListener("click", () => {
+      this.seedInput.value = String(Math.floor(Math.random() * 1_000_000));
+      this.seedTyped = true;
+    });
+    this.seedInput.addEventListener("input", () => { this.seedTyped = true; });
+    this.seedInput.addEventListener("keydown", (event) => { if (event.key === "Enter") hooks.onReset(); });
+    this.modelSelect.addEventListener("change", () => hooks.onModel(this.modelSelect.value));
+    const upload = byId<HTMLInputElement>("upload");
+    upload.addEventListener("change", () => {
+      const file = upload.files?.[0];
+      if (file) this.addOwn(file);
+      upload.value = "";
+    });
+    const menu = byId("menu");
+    menu.addEventListener("click", () => this.open(menu.getAttribute("aria-expanded") !== "true"));
+    document.addEventListener("keydown", (event) => { if (event.key === "Escape") this.open(false); });
+  }
+
+  /** The drawer, on small landscape screens; elsewhere the panel is always there. */
+  open(open: boolean): void {
+    byId("panel").toggleAttribute("data-open", open);
+    byId("menu").setAttribute("aria-expanded", String(open));
+  }
+
+  focusPrompt(): void {
+    this.open(true);
+    this.prompt.focus();
+    this.prompt.select();
+  }
+
+  /** The seed that was typed since the last beginning, when it is one. */
+  get seed(): number | undefined {
+    if (!this.seedTyped) return undefined;
+    const value = Number(this.seedInput.value.trim() || NaN);
+    return Number.isSafeInteger(value) && value >= 0 ? value : undefined;
+  }
+
+  showSeed(seed: number): void {
+    this.seedTyped = false;
+    this.seedInput.value = String(seed);
+  }
+
+  models(models: ModelInfo[], chosen: string): void {
+    byId("model-row").hidden = models.length < 2;
+    this.modelSelect.replaceChildren(...models.map(({ name }) => make("option", { value: name, textContent: name })));
+    this.modelSelect.value = chosen;
+  }
+
+  prompts(prompts: readonly string[]): void {
+    const chips = prompts.map((prompt) => {
+      const chip = make("button", { type: "button", textContent: prompt });
+      chip.dataset.prompt = prompt;
+      chip.setAttribute("aria-pressed", "false");
+      chip.addEventListener("click", () => {
+        this.hooks.onPrompt(prompt);
+        this.open(false);
+      });
+      return make("li", {}, chip);
+    });
+    byId("prompts").replaceChildren(...chips);
+  }
+
+  here(prompt: string): void {
+    for (const chip of byId("prompts").querySelectorAll("button")) {
+      chip.setAttribute("aria-pressed", String(chip.dataset.prompt === prompt));
+    }
+  }
+
+  starts(starts: readonly StartPicture[]): void {
+    const list = byId("starts");
+    const own = list.lastElementChild!;
+    list.replaceChildren(...starts.map((start) => make("li", {}, this.tile(start.name, { start: start.name }, fetchPicture(start.url)))), own);
+  }
+
+  say(text: string, tone: "bad" | "" = ""): void {
+    setText(this.note, text);
+    this.note.dataset.tone = tone;
+    clearTimeout(this.noteTimer);
+    this.noteTimer = window.setTimeout(() => {
+      setText(this.note, NOTE);
+      this.note.dataset.tone = "";
+    }, 6_000);
+  }
+
+  facts(facts: Record<string, string>): void {
+    byId("facts").replaceChildren(
+      ...Object.entries(facts).map(([name, value]) => make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))),
+    );
+  }
+
+  enable(enabled: boolean): void {
+    byId<HTMLButtonElement>("close").disabled = !enabled;
+    byId<HTMLButtonElement>("reset").disabled = !enabled;
+  }
+
+  private addOwn(file: File): void {
+    const tile = this.tile("yours", { picture: file }, createImageBitmap(file));
+    byId("starts").lastElementChild!.before(make("li", {}, tile));
+    tile.click();
+  }
+
+  private tile(name: string, beginning: Exclude<Beginning, null>, picture: Promise<ImageBitmap>): HTMLButtonElement {
+    const canvas = make("canvas", { width: THUMBNAIL_PIXELS, height: THUMBNAIL_PIXELS });
+    const words = name.replaceAll(/[-_.]+/g, " ");
+    const tile = make("button", { type: "button", title: `Start from ${words}` }, canvas, make("span", { textContent: words }));
+    tile.setAttribute("aria-pressed", "false");
+    tile.addEventListener("click", () => {
+      for (const other of byId("starts").querySelectorAll("button")) other.setAttribute("aria-pressed", String(other === tile));
+      this.beginning = beginning;
+      this.hooks.onReset();
+      this.open(false);
+    });
+    picture.then(
+      (bitmap) => {
+        const side = Math.min(bitmap.width, bitmap.height);
+        const context = canvas.getContext("2d")!;
+        context.imageSmoothingQuality = "high";
+        context.drawImage(
+          bitmap, (bitmap.width - side) / 2, (bitmap.height - side) / 2, side, side, 0, 0, THUMBNAIL_PIXELS, THUMBNAIL_PIXELS,
+        );
+        bitmap.close();
+      },
+      () => tile.classList.add("empty"), // the name is still a choice
+    );
+    return tile;
+  }
+}
