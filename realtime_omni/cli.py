@@ -91,8 +91,8 @@ def evaluate(
 @app.command()
 def models() -> None:
     """List the models of the catalog."""
-    for entry in _module("realtime_omni.models.catalog").entries():
-        print(f"{entry.name:<20} {entry.summary}")
+    for name in _module("realtime_omni.models.catalog").names():
+        print(name)
 
 
 @app.command(name="check-model")
@@ -160,14 +160,15 @@ def _module(name: str) -> ModuleType:
 
 def _evaluation_script(model: str) -> ModuleType:
     """``recipes/<model>/evaluate.py`` of the checkout. Training recipes are not part of the wheel."""
-    folder = Path(__file__).resolve().parent.parent / "recipes" / model.replace("-", "_")
+    checkout = Path(__file__).resolve().parent.parent
+    folder = checkout / "recipes" / model.replace("-", "_")
     script = folder / "evaluate.py"
     if not model.replace("-", "").replace("_", "").isalnum() or not script.is_file():
         raise ConfigError(
             f"eval {model}: recipes/{folder.name}/evaluate.py was not found; evaluation needs a checkout of the"
             " repository (an installed wheel carries only the weights)"
         )
-    sys.path.insert(0, str(folder))  # the script's own neighbours
+    sys.path.insert(0, str(checkout))  # a recipe imports its neighbours as recipes.<model>
     spec = importlib.util.spec_from_file_location(f"{folder.name}_evaluate", script)
     assert spec is not None
     assert spec.loader is not None
