@@ -1,0 +1,34 @@
+"""JPEG through Pillow: every frame stands alone, which is why replays and small local worlds like it."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+QUALITY = 90
+"""Small worlds (64 x 64) show ringing below this; at 832 x 480 it costs about 3 ms and 90 KB."""
+
+
+class JpegEncoder:
+    """One JPEG file per frame."""
+
+    codec: str | None = None
+
+    def __init__(self, quality: int = QUALITY) -> None:
+        self._quality = quality
+
+    def encode(self, frame: npt.NDArray[np.generic]) -> tuple[bytes, bool]:
+        image = Image.fromarray(np.ascontiguousarray(frame, dtype=np.uint8), "RGB")
+        out = io.BytesIO()
+        # 4:4:4: half-resolution colour smears the one-pixel edges of small worlds.
+        image.save(out, "JPEG", quality=self._quality, subsampling=0)
+        return out.getvalue(), True
+
+    def request_key(self) -> None:
+        """Every frame is a key frame."""
+
+    def close(self) -> None:
+        """Holds nothing."""

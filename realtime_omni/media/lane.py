@@ -1,0 +1,95 @@
+"""Encoding off the event loop: one small thread pool per process, one ordered lane per stream.
+
+Owns the worker threads and each lane's encoder. Invariant: the frames of one lane are encoded in the order of the calls,
+one call at a time; a cancelled call finishes in its thread before the next one of that lane starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from realtime_omni.media.encoder import EncodedFrame, Encoder, open_encoder
+
+_T = TypeVar("_T")
+
+
+class EncodePool:
+    """The process's encoder threads."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads or max(1, min(4, (os.cpu_count() or 2) - 1))
+        self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="encode")
+        self._lanes = 0
+
+    async def run(self, work: Callable[[], _T]) -> _T:
+        """Run any short blocking work (image decoding, too) in the pool."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    async def lane(self, format_name: str, width: int, height: int, fps: float) -> EncodeLane:
+        """A lane with its own encoder, opened in the pool. Raises ArgumentError (``unsupported``)."""
+        encoder = await self.run(lambda: open_encoder(format_name, width, height, fps))
+        self._lanes += 1
+        return EncodeLane(self, encoder)
+
+    @property
+    def open_lanes(self) -> int:
+        return self._lanes
+
+    def close(self) -> None:
+        """Wait for running work, then end the threads."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def _lane_closed(self) -> None:
+        self._lanes -= 1
+
+
+class EncodeLane:
+    """The encoder of one stream, used from the event loop."""
+
+    def __init__(self, pool: EncodePool, encoder: Encoder) -> None:
+        self._pool = pool
+        self._encoder = encoder
+        self._running: asyncio.Future[list[EncodedFrame]] | None = None
+        self._closed = False
+
+    async def encode(self, frames: Sequence[npt.NDArray[np.generic]], *, key: bool = False) -> list[EncodedFrame]:
+        """Encode the frames in order; ``key`` makes the first of them a key frame.
+
+        Cancelling the wait does not stop the thread: the encoder has then moved on, so the caller asks for a key frame
+        when it encodes these frames again."""
+        if self._running is not None and not self._running.done():
+            await asyncio.wait([self._running])
+        assert not self._closed
+        loop = asyncio.get_running_loop()
+        self._running = loop.run_in_executor(self._pool._executor, self._work, tuple(frames), key)
+        self._running.add_done_callback(_retrieve)
+        return await asyncio.shield(self._running)
+
+    def _work(self, frames: tuple[npt.NDArray[np.generic], ...], key: bool) -> list[EncodedFrame]:
+        if key:
+            self._encoder.request_key()
+        return [EncodedFrame(*self._encoder.encode(frame)) for frame in frames]
+
+    def close(self) -> None:
+        """Free the encoder, after the call that is still running. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._pool._lane_closed()
+        if self._running is not None and not self._running.done():
+            self._running.add_done_callback(lambda _: self._encoder.close())
+        else:
+            self._encoder.close()
+
+
+def _retrieve(future: asyncio.Future[list[EncodedFrame]]) -> None:
+    """Look at the result, so that a failure nobody waits for any more is not reported by the garbage collector."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,37 @@
+"""Formats without compression: RGB24 for bit-exact clients and tests, float16 latents for clients that decode themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Rgb24Encoder:
+    """``height * width * 3`` bytes, row by row."""
+
+    codec: str | None = None
+
+    def encode(self, frame: npt.NDArray[np.generic]) -> tuple[bytes, bool]:
+        return np.ascontiguousarray(frame, dtype=np.uint8).tobytes(), True
+
+    def request_key(self) -> None:
+        """Every frame is a key frame."""
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+class LatentEncoder:
+    """Little-endian float16, C order; the shape travels beside it. Values beyond float16's range become infinite."""
+
+    codec: str | None = None
+
+    def encode(self, frame: npt.NDArray[np.generic]) -> tuple[bytes, bool]:
+        with np.errstate(over="ignore"):
+            return np.ascontiguousarray(frame).astype("<f2").tobytes(), True
+
+    def request_key(self) -> None:
+        """Every frame is a key frame."""
+
+    def close(self) -> None:
+        """Holds nothing."""

@@ -1,0 +1,212 @@
+"""The HTTP face: the page, health, metrics, discovery, session list, and the WebSocket route.
+
+Owns routes and headers. Everything a route says is an explicit translation of the manager's values; errors carry codes.
+``create_app`` gives an application that can be mounted elsewhere; whoever calls it starts and stops the manager.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request, Response, WebSocket
+from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.staticfiles import StaticFiles
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.types import Scope
+
+from realtime_omni.errors import OmniError
+from realtime_omni.media import FORMATS
+from realtime_omni.server.auth import AccessMiddleware
+from realtime_omni.server.backend import Backend
+from realtime_omni.server.clock import Clock
+from realtime_omni.server.codes import describe_error
+from realtime_omni.server.hub import WorldHub
+from realtime_omni.server.metrics import Metrics
+from realtime_omni.server.outbox import ConnectionEnded
+from realtime_omni.server.settings import ServerSettings
+from realtime_omni.server.transport import StarletteTransport, TransportLost
+from realtime_omni_protocols.world import PATH, PROTOCOL, WireCode
+from realtime_omni_protocols.world_messages import ErrorMessage
+
+PAGE = Path(__file__).parent / "page"
+_PAGE_HEADERS = {
+    "content-security-policy": (
+        "default-src 'self'; img-src 'self' blob: data:; connect-src 'self' ws: wss:; worker-src 'self' blob:;"
+        " object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+}
+_STATUS = {
+    WireCode.SESSION_NOT_FOUND: 404,
+    WireCode.MODEL_UNKNOWN: 404,
+    WireCode.SESSION_GONE: 410,
+    WireCode.SESSION_STATE: 409,
+    WireCode.CAPACITY: 503,
+    WireCode.SHUTDOWN: 503,
+    WireCode.INTERNAL: 500,
+}
+_FORMAT_NEEDS = {"h264": "av", "jpeg": "PIL"}
+
+
+def create_app(manager: Backend, settings: ServerSettings, *, clock: Clock | None = None) -> FastAPI:
+    """The application of one manager. ``app.state.hub`` is the world hub: shut it down before the manager stops."""
+    metrics = Metrics()
+    metrics.watch(manager.statistics)
+    hub = WorldHub(manager, settings, metrics, clock)
+    app = FastAPI(title="realtime-omni", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.hub = hub
+    app.state.metrics = metrics
+    app.add_middleware(AccessMiddleware, settings=settings)
+    app.add_exception_handler(OmniError, _known_error)
+    app.add_exception_handler(Exception, _unknown_error)
+    _add_status_routes(app, manager, metrics)
+    _add_session_routes(app, manager)
+    _add_model_routes(app, manager)
+
+    @app.websocket(PATH)
+    async def world(socket: WebSocket) -> None:
+        await _serve_world(hub, socket)
+
+    app.mount("/", _Page(directory=PAGE, html=True, check_dir=False))
+    return app
+
+
+def _add_status_routes(app: FastAPI, manager: Backend, metrics: Metrics) -> None:
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        report = manager.health()
+        body = {"status": "ok" if report.ok else "unhealthy", "reason": report.reason}
+        return JSONResponse(body, 200 if report.ok else 503)
+
+    @app.get("/metrics")
+    async def prometheus() -> Response:
+        return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_session_routes(app: FastAPI, manager: Backend) -> None:
+    @app.get("/v1/sessions")
+    async def sessions() -> Response:
+        return JSONResponse({"sessions": [_session(view) for view in manager.sessions()]})
+
+    @app.delete("/v1/sessions/{session_id}")
+    async def close_session(session_id: str) -> Response:
+        await manager.close_session(session_id, "operator")
+        return Response(status_code=204)
+
+
+def _add_model_routes(app: FastAPI, manager: Backend) -> None:
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return JSONResponse({"models": [_model(manager)]})
+
+    @app.get("/v1/models/{name}/starts/{start}.png")
+    async def start_picture(name: str, start: str) -> Response:
+        if name != manager.describe().name or start not in manager.describe().starts:
+            return _error(404, WireCode.INVALID_ARGUMENT, "no such start picture")
+        picture = await asyncio.to_thread(manager.start_image, start)
+        return Response(picture, media_type="image/png", headers={"cache-control": "max-age=3600"})
+
+
+async def _serve_world(hub: WorldHub, socket: WebSocket) -> None:
+    """Admit the connection, then hand it to the hub."""
+    if hub.full or hub.stopping:
+        hub.metrics.count("connections_total", outcome="capacity")
+        code = WireCode.SHUTDOWN if hub.stopping else WireCode.CAPACITY
+        await socket.send_denial_response(_error(503, code, "no more connections are accepted now"))
+        return
+    transport = StarletteTransport(socket, hub.settings.send_timeout_s)
+    if PROTOCOL not in socket.scope.get("subprotocols", ()):
+        hub.metrics.count("connections_total", outcome="version")
+        await socket.accept()
+        await _refuse_version(hub, transport)
+        return
+    hub.metrics.count("connections_total", outcome="accepted")
+    await socket.accept(subprotocol=PROTOCOL)
+    await hub.serve(transport)
+
+
+async def _refuse_version(hub: WorldHub, transport: StarletteTransport) -> None:
+    side = hub.new_side()
+    message = ErrorMessage(
+        code=WireCode.UNSUPPORTED_VERSION, message=f"offer the WebSocket subprotocol {PROTOCOL}", fatal=True
+    )
+    try:
+        await transport.send(side.send(message))
+        await transport.close(4400, WireCode.UNSUPPORTED_VERSION.value)
+    except (TransportLost, ConnectionEnded):
+        pass
+
+
+def _session(view: Any) -> dict[str, object]:
+    return {
+        "session_id": view.session_id,
+        "state": view.state,
+        "epoch": view.epoch,
+        "chunk_index": view.chunk_index,
+        "pending_event_count": view.pending_event_count,
+        "pages_used": view.pages_used,
+        "attached": view.attached,
+    }
+
+
+def _model(manager: Backend) -> dict[str, object]:
+    model = manager.describe()
+    return {
+        "name": model.name,
+        "width": model.width,
+        "height": model.height,
+        "fps": manager.config.session.fps or model.fps,
+        "frames_per_block": model.frames_per_block,
+        "formats": [name for name in FORMATS if _available(name, model)],
+        "default_prompt": model.default_prompt,
+        "prompts": list(model.prompts),
+        "starts": list(model.starts),
+        "controls": [
+            {
+                "track": item.track,
+                "schema": item.schema,
+                "json_schema": dict(item.json_schema),
+                "description": item.description,
+            }
+            for item in model.controls
+        ],
+        "max_sessions": manager.max_sessions,
+    }
+
+
+def _available(format_name: str, model: Any) -> bool:
+    if format_name == "latent":
+        return any(spec.representation == "latent" for spec in model.artifacts)
+    package = _FORMAT_NEEDS.get(format_name)
+    return package is None or importlib.util.find_spec(package) is not None
+
+
+def _error(status: int, code: WireCode, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"code": code.value, "message": message}}, status)
+
+
+async def _known_error(request: Request, error: Exception) -> Response:
+    fault = describe_error(error, path=request.scope.get("path", "-"))
+    return _error(_STATUS.get(fault.code, 400), fault.code, fault.message)
+
+
+async def _unknown_error(request: Request, error: Exception) -> Response:
+    fault = describe_error(error, path=request.scope.get("path", "-"))
+    return _error(500, fault.code, fault.message)
+
+
+class _Page(StaticFiles):
+    """The built page, under a content security policy of its own files only."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        if not (PAGE / "index.html").is_file():
+            return PlainTextResponse("The page is not part of this build; the API is at /v1.\n", 404)
+        response = await super().get_response(path, scope)
+        response.headers.update(_PAGE_HEADERS)
+        response.headers["cache-control"] = "no-cache"
+        return response

@@ -1,0 +1,33 @@
+"""Time for the shells of the server: the monotonic clock of the event loop, replaceable by a manual one in tests.
+
+Owns nothing. Everything that waits for a moment or for a change goes through :meth:`Clock.wait`, so tests never sleep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Seconds on a monotonic scale."""
+
+    def now_s(self) -> float: ...
+
+    async def wait(self, changed: asyncio.Event, until: float | None) -> None:
+        """Return when ``changed`` is set or ``until`` has come, whichever is first; None waits for the event only."""
+        ...
+
+
+class LoopClock:
+    """The event loop's own clock."""
+
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def wait(self, changed: asyncio.Event, until: float | None) -> None:
+        try:
+            async with asyncio.timeout_at(until):
+                await changed.wait()
+        except TimeoutError:
+            pass

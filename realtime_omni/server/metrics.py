@@ -1,0 +1,246 @@
+"""Prometheus metrics: one fixed table of names, units, labels and how to aggregate, and the registry built from it.
+
+Owns the table (``protocols/metrics.md`` is printed from it) and its own registry. Invariant: label values come from the
+closed sets of the table; a session id, request id, prompt or client text can never become one. Counters restart at zero
+with the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from realtime_omni.media import FORMATS
+from realtime_omni.server.backend import EngineNumbers
+from realtime_omni_protocols.errors import WireCode
+
+CLOSE_REASONS = ("client", "detached_expired", "stalled", "evicted", "shutdown", "failed", "taken_over", "operator")
+CONNECTION_OUTCOMES = ("accepted", "capacity", "version")
+EVENT_STATUSES = ("accepted", "duplicate", "discarded", "refused")
+RESUME_OUTCOMES = ("resumed", "taken_over", "refused", "gone", "busy")
+TICK_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One metric. ``labels`` maps each label to every value that it can take."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    unit: str
+    help: str
+    aggregate: str
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+_P = "realtime_omni_"
+_FORMAT = {"format": FORMATS}
+TABLE: tuple[MetricSpec, ...] = (
+    MetricSpec(f"{_P}open_connections", "gauge", "connections", "Open WebSocket connections.", "sum"),
+    MetricSpec(
+        f"{_P}connections_total",
+        "counter",
+        "connections",
+        "WebSocket upgrades that passed the key and origin checks.",
+        "rate, sum",
+        {"outcome": CONNECTION_OUTCOMES},
+    ),
+    MetricSpec(
+        f"{_P}wire_sessions",
+        "gauge",
+        "sessions",
+        "Sessions with wire state, by whether a client is attached.",
+        "sum",
+        {"attached": ("yes", "no")},
+    ),
+    MetricSpec(
+        f"{_P}sessions_closed_total",
+        "counter",
+        "sessions",
+        "Sessions (or attachments) that ended, by reason.",
+        "rate, sum",
+        {"reason": CLOSE_REASONS},
+    ),
+    MetricSpec(
+        f"{_P}resumes_total",
+        "counter",
+        "attempts",
+        "Attempts to resume a session.",
+        "rate, sum",
+        {"outcome": RESUME_OUTCOMES},
+    ),
+    MetricSpec(
+        f"{_P}errors_total",
+        "counter",
+        "messages",
+        "Error messages sent, by code.",
+        "rate, sum",
+        {"code": tuple(code.value for code in WireCode)},
+    ),
+    MetricSpec(
+        f"{_P}events_total",
+        "counter",
+        "events",
+        "Client events, by what became of them on arrival.",
+        "rate, sum",
+        {"status": EVENT_STATUSES},
+    ),
+    MetricSpec(f"{_P}blocks_total", "counter", "blocks", "Blocks sent.", "rate, sum"),
+    MetricSpec(f"{_P}frames_total", "counter", "frames", "Media frames sent, replays included.", "rate, sum", _FORMAT),
+    MetricSpec(
+        f"{_P}media_bytes_total", "counter", "bytes", "Media payload sent, replays included.", "rate, sum", _FORMAT
+    ),
+    MetricSpec(
+        f"{_P}tick_seconds",
+        "histogram",
+        "seconds",
+        "A block from planned to settled.",
+        "histogram_quantile of the rate",
+    ),
+    MetricSpec(
+        f"{_P}encode_seconds",
+        "histogram",
+        "seconds",
+        "Encoding one block, waiting for a thread included.",
+        "histogram_quantile of the rate",
+        _FORMAT,
+    ),
+    MetricSpec(
+        f"{_P}start_lateness_seconds",
+        "histogram",
+        "seconds",
+        "How much later than planned a paced block was started.",
+        "histogram_quantile of the rate",
+    ),
+    MetricSpec(f"{_P}engine_ticks_total", "counter", "ticks", "Settled ticks (one tick serves a batch).", "rate, sum"),
+    MetricSpec(
+        f"{_P}engine_chunks_total",
+        "counter",
+        "blocks",
+        "Blocks of single sessions, by result.",
+        "rate, sum",
+        {"result": ("committed", "failed", "aborted")},
+    ),
+    MetricSpec(f"{_P}engine_sessions", "gauge", "sessions", "Live sessions of the engine.", "sum"),
+    MetricSpec(f"{_P}engine_tombstones", "gauge", "sessions", "Sessions whose release failed and is retried.", "sum"),
+    MetricSpec(f"{_P}engine_inbox_depth", "gauge", "commands", "Commands waiting for the engine thread.", "max"),
+    MetricSpec(
+        f"{_P}engine_progress_age_seconds", "gauge", "seconds", "Time since the engine last made progress.", "max"
+    ),
+    MetricSpec(f"{_P}kv_pages", "gauge", "pages", "Pages of the KV pool.", "sum", {"state": ("free", "used")}),
+)
+_BY_NAME = {spec.name: spec for spec in TABLE}
+
+
+class Metrics:
+    """The server's metrics in a registry of their own (several servers can live in one process)."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._made: dict[str, Any] = {}
+        for spec in TABLE:
+            if not spec.name.startswith((f"{_P}engine_", f"{_P}kv_")):
+                self._made[spec.name] = _make(spec, self.registry)
+
+    def watch(self, statistics: Callable[[], EngineNumbers]) -> None:
+        """Read the engine's numbers at every scrape."""
+        self.registry.register(_EngineCollector(statistics))
+
+    def count(self, name: str, amount: float = 1, **labels: str) -> None:
+        """Raise a counter. A value outside the table is a bug and raises ValueError."""
+        self._at(name, labels).inc(amount)
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        self._at(name, labels).set(value)
+
+    def add(self, name: str, amount: float, **labels: str) -> None:
+        """Move a gauge."""
+        self._at(name, labels).inc(amount)
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        """Put one value into a histogram."""
+        self._at(name, labels).observe(value)
+
+    def render(self) -> bytes:
+        """The text exposition format."""
+        return generate_latest(self.registry)
+
+    def value(self, name: str, **labels: str) -> float:
+        """The current value of one sample (for tests and statistics)."""
+        return self.registry.get_sample_value(_P + name, labels) or 0.0
+
+    def _at(self, name: str, labels: Mapping[str, str]) -> Any:
+        spec = _BY_NAME[_P + name]
+        if set(labels) != set(spec.labels):
+            raise ValueError(f"{spec.name} has the labels {sorted(spec.labels)}")
+        for label, value in labels.items():
+            if value not in spec.labels[label]:
+                raise ValueError(f"{value!r} is not a value of {spec.name}.{label}")
+        made = self._made[spec.name]
+        return made.labels(**labels) if labels else made
+
+
+def _make(spec: MetricSpec, registry: CollectorRegistry) -> Any:
+    names = tuple(spec.labels)
+    if spec.kind == "counter":
+        made: Any = Counter(spec.name.removesuffix("_total"), spec.help, names, registry=registry)
+    elif spec.kind == "gauge":
+        made = Gauge(spec.name, spec.help, names, registry=registry)
+    else:
+        made = Histogram(spec.name, spec.help, names, registry=registry, buckets=TICK_BUCKETS)
+    if len(names) == 1:  # every series exists from the start, so that a rate needs no first event
+        for value in spec.labels[names[0]]:
+            made.labels(value)
+    return made
+
+
+class _EngineCollector(Collector):
+    """Turns the manager's statistics into samples when asked."""
+
+    def __init__(self, statistics: Callable[[], EngineNumbers]) -> None:
+        self._statistics = statistics
+
+    def collect(self) -> Iterable[Metric]:
+        numbers = self._statistics()
+        yield CounterMetricFamily(f"{_P}engine_ticks", _help("engine_ticks_total"), value=numbers.ticks_settled)
+        chunks = CounterMetricFamily(f"{_P}engine_chunks", _help("engine_chunks_total"), labels=["result"])
+        chunks.add_metric(["committed"], numbers.chunks_committed)
+        chunks.add_metric(["failed"], numbers.chunks_failed)
+        chunks.add_metric(["aborted"], numbers.chunks_aborted)
+        yield chunks
+        for name, value in (
+            ("engine_sessions", numbers.sessions),
+            ("engine_tombstones", numbers.tombstones),
+            ("engine_inbox_depth", numbers.inbox_depth),
+            ("engine_progress_age_seconds", numbers.progress_age_s),
+        ):
+            yield GaugeMetricFamily(_P + name, _help(name), value=value)
+        pages = GaugeMetricFamily(f"{_P}kv_pages", _help("kv_pages"), labels=["state"])
+        pages.add_metric(["free"], numbers.pages_total - numbers.pages_used)
+        pages.add_metric(["used"], numbers.pages_used)
+        yield pages
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+
+def _help(name: str) -> str:
+    return _BY_NAME[_P + name].help
+
+
+def table_markdown() -> str:
+    """The documentation page's table."""
+    lines = [
+        "| name | type | unit | labels (all values) | aggregate with | meaning |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for spec in TABLE:
+        labels = "; ".join(f"`{label}`: {', '.join(values)}" for label, values in spec.labels.items()) or "—"
+        lines.append(f"| `{spec.name}` | {spec.kind} | {spec.unit} | {labels} | {spec.aggregate} | {spec.help} |")
+    return "\n".join(lines) + "\n"

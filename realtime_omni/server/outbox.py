@@ -1,0 +1,181 @@
+"""What one connection still has to send, in order and bounded; and the sender that encodes and writes it.
+
+Owns the queue, the connection's encoder lane and the order of everything written. Numbered entries arrive raw; the sender
+encodes them when their turn comes, so a cancelled connection loses nothing that the session's stream does not still hold.
+Invariant: ``WorldServerSide`` sees every message at the moment it is written, under one lock, so its state is the wire's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from realtime_omni.media import EncodedFrame, EncodeLane
+from realtime_omni.server.metrics import Metrics
+from realtime_omni.server.transport import Transport
+from realtime_omni_protocols.world import Close, ControlEntry, Entry, FrameEntry, WireState, WorldServerSide, close_code
+from realtime_omni_protocols.world_messages import AnyServerMessage, Chunk, Format, SessionResetDone
+
+MAX_BATCHES = 64
+"""Past this the reader stops reading. Media is bounded by credit; this bounds receipts to a client that does not read."""
+
+
+class ConnectionEnded(Exception):
+    """Control flow: the last word was written, or the peer is gone. Ends the connection's task group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Entries that leave together. ``sent`` is called once the media is encoded, right before it is written."""
+
+    entries: tuple[Entry, ...]
+    replay: bool = False
+    sent: Callable[[], None] | None = None
+
+
+Item = Batch | AnyServerMessage | Close
+
+
+class Outbox:
+    """A bounded queue with one consumer."""
+
+    def __init__(self, bound: int = MAX_BATCHES) -> None:
+        self._items: deque[Item] = deque()
+        self._bound = bound
+        self._filled = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._sealed = False
+        self.peak = 0
+
+    def put(self, item: Item) -> None:
+        """Queue without waiting: what the session emits is never lost. Nothing is taken after :meth:`seal`."""
+        if self._sealed:
+            return
+        self._items.append(item)
+        self.peak = max(self.peak, len(self._items))
+        self._filled.set()
+        if len(self._items) >= self._bound:
+            self._room.clear()
+
+    def seal(self, last: Sequence[Item]) -> None:
+        """Replace what is queued by the connection's last words."""
+        self._items.clear()
+        for item in last:
+            self.put(item)
+        self._sealed = True
+        self._filled.set()
+
+    async def room(self) -> None:
+        """Wait until the queue is below its bound (the reader calls this before it takes the next message)."""
+        await self._room.wait()
+
+    async def get(self) -> Item:
+        while not self._items:
+            self._filled.clear()
+            await self._filled.wait()
+        item = self._items.popleft()
+        if len(self._items) < self._bound:
+            self._room.set()
+        return item
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+class Sender:
+    """Writes the outbox to the transport."""
+
+    def __init__(self, transport: Transport, side: WorldServerSide, metrics: Metrics) -> None:
+        self.outbox = Outbox()
+        self.lane: EncodeLane | None = None
+        self.format: Format = "jpeg"
+        self._transport = transport
+        self._side = side
+        self._metrics = metrics
+        self._lock = asyncio.Lock()
+        self._want_key = True
+
+    def use(self, lane: EncodeLane, format_name: Format) -> None:
+        """The encoder for this connection's media; its first frame is a key frame."""
+        self.lane, self.format, self._want_key = lane, format_name, True
+
+    def close(self) -> None:
+        if self.lane is not None:
+            self.lane.close()
+
+    async def run(self) -> None:
+        """Until the last word is written. Raises ConnectionEnded or TransportLost."""
+        while True:
+            item = await self.outbox.get()
+            match item:
+                case Batch():
+                    await self._send_batch(item)
+                case Close(code=code, reason=reason):
+                    await self._transport.close(int(code), reason)
+                    raise ConnectionEnded
+                case _:
+                    await self._send_message(item)
+
+    async def send_now(self, message: AnyServerMessage) -> None:
+        """Send an unnumbered answer past the queue, even while a block is being encoded."""
+        await self._send_message(message)
+
+    async def _send_message(self, message: AnyServerMessage) -> None:
+        async with self._lock:
+            if self._side.state is WireState.CLOSED:
+                return
+            await self._transport.send(self._side.send(message))
+            code = close_code(message)
+        if code is not None:
+            await self._transport.close(int(code), "")
+            raise ConnectionEnded
+
+    async def _send_batch(self, batch: Batch) -> None:
+        index, entries = 0, batch.entries
+        while index < len(entries):
+            entry = entries[index]
+            if isinstance(entry, ControlEntry) and not isinstance(entry.message, Chunk):
+                self._want_key |= isinstance(entry.message, SessionResetDone)
+                await self._send_message(entry.message)
+                index += 1
+                continue
+            head = entry.message if isinstance(entry, ControlEntry) else None
+            frames: list[FrameEntry] = []
+            index += head is not None
+            while index < len(entries) and isinstance(frame := entries[index], FrameEntry):
+                frames.append(frame)
+                index += 1
+            await self._send_block(head, frames, batch)
+
+    async def _send_block(self, head: Any, frames: list[FrameEntry], batch: Batch) -> None:
+        begun = time.perf_counter()
+        encoded = await self._encode([frame.media for frame in frames])
+        took_s = time.perf_counter() - begun
+        self._metrics.observe("encode_seconds", took_s, format=self.format)
+        if batch.sent is not None:
+            batch.sent()
+        if head is not None:
+            timings = replace(head.timings_ms, encode=round(took_s * 1000, 3))
+            await self._send_message(replace(head, timings_ms=timings))
+        for entry, (payload, is_key) in zip(frames, encoded, strict=True):
+            header = entry.header(format=self.format, key=is_key, payload_bytes=len(payload), replay=batch.replay)
+            async with self._lock:
+                await self._transport.send(self._side.send_frame(header, payload))
+        self._metrics.count("frames_total", len(frames), format=self.format)
+        self._metrics.count("media_bytes_total", sum(len(frame.payload) for frame in encoded), format=self.format)
+
+    async def _encode(self, media: Sequence[object]) -> list[EncodedFrame]:
+        assert self.lane is not None
+        arrays: list[npt.NDArray[np.generic]] = [item for item in media if isinstance(item, np.ndarray)]
+        encoded = await self.lane.encode(arrays, key=self._want_key)
+        self._want_key = False
+        return encoded

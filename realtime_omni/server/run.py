@@ -1,0 +1,148 @@
+"""``serve``: one process, one manager, one listening socket, and an orderly end.
+
+Owns the socket, the signals and the order of start and stop: check the settings, bind, start the manager, say the URL; on
+SIGTERM or SIGINT close every session with its last word, then the sockets, then the manager, each within a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from realtime_omni.config import Config
+from realtime_omni.errors import ConfigError
+from realtime_omni.server.app import create_app
+from realtime_omni.server.settings import ServerSettings
+from realtime_omni.server.transport import ABORT_KEY
+
+if TYPE_CHECKING:
+    from realtime_omni.manager import SessionManager
+
+_log = logging.getLogger(__name__)
+
+
+def serve(config: Config) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigError: refused settings (a public host without a key) or an address that cannot be bound.
+    """
+    settings = ServerSettings.from_config(config)
+    with _bind(settings) as listener:
+        from realtime_omni.manager import SessionManager
+
+        asyncio.run(_serve(SessionManager(config=config), settings, listener))
+
+
+async def _serve(manager: SessionManager, settings: ServerSettings, listener: socket.socket) -> None:
+    stop = asyncio.Event()
+    with _signals(stop):
+        async with manager, running(create_app(manager, settings), settings, listener) as url:
+            sys.stdout.write(f"realtime-omni serves {manager.describe().name} on {url}  (Ctrl-C stops it)\n")
+            sys.stdout.flush()
+            await stop.wait()
+            _log.info("stopping")
+
+
+@contextlib.asynccontextmanager
+async def running(app: FastAPI, settings: ServerSettings, listener: socket.socket) -> AsyncIterator[str]:
+    """Serve ``app`` (of :func:`create_app`) on a bound socket while the block runs; yields the URL."""
+    server = _Server(
+        uvicorn.Config(
+            app,
+            ws=_Protocol,
+            lifespan="off",
+            ws_max_size=settings.max_message_bytes + 1024,  # a little more, so that the refusal has a code
+            ws_ping_interval=settings.ping_interval_s,
+            ws_ping_timeout=settings.ping_timeout_s,
+            ws_per_message_deflate=False,  # media is compressed already; text is small
+            timeout_graceful_shutdown=2,
+            server_header=False,
+            access_log=False,
+            log_config=None,
+            log_level="warning",
+        )
+    )
+    task = asyncio.create_task(server.serve(sockets=[listener]), name="uvicorn")
+    try:
+        ready = asyncio.create_task(server.ready.wait())
+        await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if task.done():
+            raise ConfigError("server: the listening side did not start", path="server")
+        host, port = listener.getsockname()[:2]
+        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    finally:
+        await app.state.hub.shutdown(settings.shutdown_timeout_s)
+        server.should_exit = True
+        await asyncio.wait([task], timeout=settings.shutdown_timeout_s)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+        app.state.hub.close()
+
+
+def _bind(settings: ServerSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=128)
+    except OSError as error:
+        reason = error.strerror or "the address cannot be used"
+        raise ConfigError(f"server.port: cannot listen on {settings.host}:{settings.port}: {reason}") from None
+
+
+@contextlib.contextmanager
+def _signals(stop: asyncio.Event) -> Iterator[None]:
+    """The first SIGTERM or SIGINT stops in order, a second one cuts the wait short."""
+    loop = asyncio.get_running_loop()
+    main = asyncio.current_task()
+    assert main is not None
+
+    def received() -> None:
+        if stop.is_set():
+            main.cancel()
+        stop.set()
+
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, received)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours: uvicorn would answer 1012 before the sessions said their last word."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Protocol(WebSocketsSansIOProtocol):
+    """uvicorn's ``websockets-sansio``, which also tells the application how to cut a connection that takes no bytes."""
+
+    async def run_asgi(self) -> None:
+        abort: Callable[[], None] = self.transport.abort
+        self.scope["state"][ABORT_KEY] = abort
+        await super().run_asgi()

@@ -1,0 +1,203 @@
+"""The wire state of every session: what outlives a connection and ends with the session.
+
+Owns the map from session id to record (stream, encoder choice, media clock, attached connection). The session itself is
+the manager's; a record ends exactly when the manager says so (closed, evicted, expired), never by a timer of its own.
+Invariant: one record per live session that this server created, at most one connection attached to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, get_args
+
+from realtime_omni.server.backend import ModelDescription, Notice, SessionDoor
+from realtime_omni.server.codes import wire_code
+from realtime_omni.server.metrics import Metrics
+from realtime_omni.server.outbox import Batch
+from realtime_omni.server.pacing import Pacer
+from realtime_omni.session.values import Chunk, Representation
+from realtime_omni_protocols.world import Entry, WireCode, WorldSessionStream
+from realtime_omni_protocols.world_messages import CloseReason, Format, KvUse, Remedy, Timings
+from realtime_omni_protocols.world_table import WireState
+
+_log = logging.getLogger(__name__)
+GRAVES = 1024
+"""Ended ids that are answered ``session_gone`` instead of ``session_not_found``."""
+_CODES = {"stalled": WireCode.STALLED, "shutdown": WireCode.SHUTDOWN}
+_REASONS: frozenset[str] = frozenset(get_args(CloseReason))
+
+
+class Attached(Protocol):
+    """What a record needs of the connection that drives it."""
+
+    changed: asyncio.Event
+
+    def emit(self, batch: Batch) -> None:
+        """Queue entries behind everything queued before."""
+        ...
+
+    async def give_up(self) -> None:
+        """Hand the session over: no tick of this connection is in flight when it returns."""
+        ...
+
+
+@dataclass
+class WireSession:
+    """One session as this server sees it."""
+
+    door: SessionDoor
+    stream: WorldSessionStream
+    model: ModelDescription
+    format: Format
+    codec: str | None
+    pacer: Pacer
+    outputs: tuple[str, ...]
+    connection: Attached | None = None
+    resetting: bool = False
+    answer_to: str | None = None
+    """``id`` of the client's reset or close that is under way: its answer carries it, whoever emits the answer."""
+    unsubscribe: Callable[[], None] | None = None
+
+    @property
+    def id(self) -> str:
+        return self.stream.session_id
+
+    def emit(self, entries: Entry | Sequence[Entry], sent: Callable[[], None] | None = None) -> None:
+        """To the attached client; without one the stream keeps them for the next resume."""
+        if self.connection is not None:
+            self.connection.emit(Batch(tuple(entries) if isinstance(entries, Sequence) else (entries,), sent=sent))
+            self.connection.changed.set()
+
+    # -- what the session did, as numbered messages ----------------------------------------------------------------
+
+    def emit_chunk(self, chunk: Chunk, started_s: float, now_s: Callable[[], float]) -> None:
+        """A committed block. One of an epoch that a reset ended is dropped and its events are receipted as discarded."""
+        if self.stream.state is WireState.CLOSED:
+            return  # committed just before the end; its events were receipted as discarded
+        if chunk.epoch > self.stream.epoch:
+            self.emit_reset_done()  # the connection that asked for the reset was lost before it could say so
+        ids = tuple(int(event_id) for event_id in chunk.metadata.applied_event_ids)
+        self.ensure_accepted(ids)
+        if chunk.epoch < self.stream.epoch:
+            self.discard(ids)
+            return
+        media, latent_shape = self._media(chunk)
+        entries = self.stream.chunk(
+            now_s(),
+            chunk_index=chunk.chunk_index,
+            media=media,
+            applied_event_ids=ids,
+            prompt=chunk.prompt,
+            timings_ms=Timings(tick=max(0.0, chunk.timings.tick_ms), encode=0.0, wait=max(0.0, chunk.timings.wait_ms)),
+            kv=KvUse(pages_used=chunk.pages_used, pages_total=chunk.pages_total),
+            latent_shape=latent_shape,
+            latent_frames=None if latent_shape is None else chunk.frames,
+        )
+
+        def sent() -> None:
+            at = now_s()
+            self.pacer.delivered(chunk.first_frame, at, at - started_s)
+
+        self.emit(entries, sent=sent)
+
+    def _media(self, chunk: Chunk) -> tuple[Sequence[object], tuple[int, ...] | None]:
+        artifact = chunk.artifacts[self.outputs[0]]
+        if artifact.representation is Representation.LATENT:
+            return [artifact.data], tuple(int(side) for side in artifact.data.shape)
+        return [frame.transpose(1, 2, 0) for frame in artifact.data], None
+
+    def emit_reset_done(self) -> None:
+        """The session's epoch moved; the stream follows."""
+        self.pacer.restart()
+        re, self.answer_to = self.answer_to, None
+        self.emit(self.stream.reset_done(prompt=self.door.prompt, seed=self.door.seed, re=re))
+
+    def ensure_accepted(self, event_ids: Sequence[int]) -> None:
+        """First receipts for events whose sender was lost before it could get one."""
+        for event_id in event_ids:
+            if event_id >= self.stream.next_event_id:
+                self.emit(self.stream.event_accepted(event_id, pending=self.door.pending_event_count))
+
+    def discard(self, event_ids: Sequence[int]) -> None:
+        if event_ids:
+            self.ensure_accepted(event_ids)
+            self.emit(self.stream.event_discarded(event_ids, reason="reset"))
+
+    def emit_failed(self, code: WireCode, message: str) -> None:
+        """The session cannot go on by itself. Said once."""
+        if self.stream.state not in (WireState.PLAYING, WireState.PAUSED):
+            return
+        can: list[Remedy] = ["reset", "close"]
+        if self.door.view.can_rollback:
+            can.insert(0, "rollback")
+        self.emit(self.stream.failed(code=code, message=message, chunk_index=self.door.chunk_index, can=can))
+
+
+class WireSessions:
+    """All records of this server."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._records: dict[str, WireSession] = {}
+        self.graves: deque[str] = deque(maxlen=GRAVES)
+        self._metrics = metrics
+
+    def add(self, record: WireSession) -> None:
+        """From now on the manager's notices reach the record."""
+        self._records[record.id] = record
+        record.unsubscribe = record.door.subscribe(lambda notice: self._noticed(record, notice))
+        self._count()
+
+    def get(self, session_id: str) -> WireSession | None:
+        return self._records.get(session_id)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[WireSession]:
+        return iter(tuple(self._records.values()))
+
+    def changed(self) -> None:
+        """A connection attached or detached."""
+        self._count()
+
+    def finish(
+        self, record: WireSession, reason: str, code: WireCode | None = None, message: str | None = None
+    ) -> None:
+        """The session ended: say so once, to whoever is there, and forget it. Later calls do nothing."""
+        if self._records.get(record.id) is not record:
+            return
+        del self._records[record.id]
+        self.graves.append(record.id)
+        if record.unsubscribe is not None:
+            record.unsubscribe()
+        said: CloseReason = reason if reason in _REASONS and reason != "taken_over" else "operator"  # type: ignore[assignment]
+        record.emit(record.stream.closed(said, code=code, message=message, re=record.answer_to))
+        self._metrics.count("sessions_closed_total", reason=said)
+        self._count()
+        _log.info("session ended session=%s reason=%s chunks=%d", record.id, said, record.stream.statistics().chunks)
+
+    def _noticed(self, record: WireSession, notice: Notice) -> None:
+        match notice.kind:
+            case "events_discarded":
+                record.discard(tuple(notice.event_ids))
+            case "failed":
+                code = wire_code(notice.code) if notice.code else WireCode.SESSION_FAILED
+                record.emit_failed(code, notice.message or "the session failed")
+            case "evicted":
+                code = wire_code(notice.code) if notice.code else WireCode.CAPACITY
+                self.finish(record, "evicted", code, notice.message)
+            case "closed" | "cleanup_failed":
+                self.finish(record, notice.reason or "operator", _CODES.get(notice.reason or ""))
+            case "progress":
+                pass
+            case other:
+                _log.warning("unknown notice kind=%s session=%s", other, record.id)
+
+    def _count(self) -> None:
+        attached = sum(record.connection is not None for record in self._records.values())
+        self._metrics.set("wire_sessions", attached, attached="yes")
+        self._metrics.set("wire_sessions", len(self._records) - attached, attached="no")

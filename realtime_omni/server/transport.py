@@ -1,0 +1,83 @@
+"""A WebSocket as three calls, so that the world endpoint can be driven without a socket.
+
+Owns nothing but the adapter to Starlette. Losing the peer is :class:`TransportLost`, whichever layer noticed it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+ABORT_KEY = "realtime_omni.abort"
+"""Name in the ASGI state under which ``server.run`` leaves the way to cut a TCP connection."""
+
+
+class TransportLost(ConnectionError):
+    """The peer is gone; nothing more can be sent or received."""
+
+
+class Transport(Protocol):
+    """One accepted WebSocket."""
+
+    async def receive(self) -> str | bytes:
+        """The next message. Raises TransportLost."""
+        ...
+
+    async def send(self, data: str | bytes) -> None:
+        """Send one message; returns when the socket has room again. Raises TransportLost."""
+        ...
+
+    async def close(self, code: int, reason: str) -> None:
+        """Send the close frame. Harmless when the peer is gone."""
+        ...
+
+
+class StarletteTransport:
+    """An accepted Starlette WebSocket. A send that makes no progress for ``send_timeout_s`` cuts the connection."""
+
+    def __init__(self, socket: WebSocket, send_timeout_s: float) -> None:
+        self._socket = socket
+        self._send_timeout_s = send_timeout_s
+
+    async def receive(self) -> str | bytes:
+        try:
+            message = await self._socket.receive()
+        except (WebSocketDisconnect, RuntimeError, OSError):
+            raise TransportLost from None
+        if message["type"] != "websocket.receive":
+            raise TransportLost
+        text = message.get("text")
+        data: str | bytes = text if text is not None else message["bytes"]
+        return data
+
+    async def send(self, data: str | bytes) -> None:
+        try:
+            async with asyncio.timeout(self._send_timeout_s):
+                if isinstance(data, str):
+                    await self._socket.send_text(data)
+                else:
+                    await self._socket.send_bytes(data)
+        except TimeoutError:
+            self._abort()
+            raise TransportLost from None
+        except (WebSocketDisconnect, RuntimeError, OSError):
+            raise TransportLost from None
+
+    async def close(self, code: int, reason: str) -> None:
+        if self._socket.application_state is not WebSocketState.CONNECTED:
+            return
+        try:
+            async with asyncio.timeout(self._send_timeout_s):
+                await self._socket.close(code, reason)
+        except TimeoutError:
+            self._abort()
+        except (WebSocketDisconnect, RuntimeError, OSError):
+            pass  # gone already
+
+    def _abort(self) -> None:
+        """Closing politely would wait for a buffer that the peer never reads."""
+        abort = self._socket.scope.get("state", {}).get(ABORT_KEY)
+        if abort is not None:
+            abort()

@@ -1,0 +1,244 @@
+"""The world protocol's endpoint: message ↔ command for one connection, nothing else.
+
+Owns one connection: its task group (reader, driver, sender), its wire state and, while attached, the right to drive a
+session. It keeps no lifecycle policy: the manager decides what a session is, the stream decides what its numbers are, the
+driver decides when a block starts. Whatever a client sends, other sessions do not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from typing import TYPE_CHECKING, assert_never
+
+from realtime_omni.server.codes import describe_error
+from realtime_omni.server.driver import Driver
+from realtime_omni.server.images import decode_image
+from realtime_omni.server.outbox import Batch, ConnectionEnded, Sender
+from realtime_omni.server.sessions import WireSession
+from realtime_omni.server.transport import Transport, TransportLost
+from realtime_omni.session.values import ControlInput, EventId
+from realtime_omni.session.values import SessionEvent as Event
+from realtime_omni_protocols.world import Close, LocalError, Reply, WireCode, WireError, WireState
+from realtime_omni_protocols.world_messages import (
+    AcceptStatus,
+    AnyClientMessage,
+    ErrorMessage,
+    Ping,
+    SessionAbort,
+    SessionAck,
+    SessionClose,
+    SessionEvent,
+    SessionNext,
+    SessionPause,
+    SessionReset,
+    SessionResume,
+    SessionResumePlay,
+    SessionRollback,
+    SessionStart,
+)
+
+if TYPE_CHECKING:
+    from realtime_omni.server.backend import ImageRGB
+    from realtime_omni.server.hub import WorldHub
+
+_log = logging.getLogger(__name__)
+
+
+class WorldConnection:
+    """One WebSocket connection of the world protocol."""
+
+    def __init__(self, hub: WorldHub, transport: Transport) -> None:
+        self.id = secrets.token_hex(4)
+        self.changed = asyncio.Event()
+        self.record: WireSession | None = None
+        self._hub = hub
+        self._transport = transport
+        self.side = hub.new_side()
+        self.sender = Sender(transport, self.side, hub.metrics)
+        self._driver = Driver(hub, self.side, self.sender, self.changed)
+        self._driving: asyncio.Task[None] | None = None
+        self._given_up = False
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve the connection until its last word. Leaves no task, and the session detached or closed."""
+        _log.info("connection opened connection=%s", self.id)
+        try:
+            async with asyncio.TaskGroup() as group:
+                self.sender.outbox.put(self.side.hello())
+                self._driving = group.create_task(self._driver.run(), name=f"driver-{self.id}")
+                group.create_task(self.sender.run(), name=f"sender-{self.id}")
+                group.create_task(self._read(), name=f"reader-{self.id}")
+        except* (ConnectionEnded, TransportLost):
+            pass
+        except* Exception as group_error:
+            await self._fail(group_error)
+        finally:
+            try:
+                await self._leave()
+            finally:
+                self.sender.close()
+                _log.info("connection closed connection=%s state=%s", self.id, self.side.state.value)
+
+    async def _fail(self, error: BaseException) -> None:
+        """Our own bug. The client gets an id, the log gets everything, the session can be resumed."""
+        fault = describe_error(error, connection=self.id, session=self.record.id if self.record else "-")
+        try:
+            await self.sender.send_now(ErrorMessage(code=fault.code, message=fault.message, fatal=True))
+        except (ConnectionEnded, TransportLost):
+            pass
+        except Exception:
+            _log.exception("the last word failed connection=%s", self.id)
+
+    async def _leave(self) -> None:
+        """Let go of the session. A detach must happen even when this connection's task is being cancelled."""
+        record, self.record = self.record, None
+        if record is None or record.connection is not self:
+            return
+        record.connection = None
+        await self._hub.detach(record)
+
+    async def give_up(self) -> None:
+        """Another connection takes the session over. Returns when no tick of this one is in flight."""
+        self._given_up = True
+        record, self.record = self.record, None
+        if record is not None and record.connection is self:
+            record.connection = None
+        if self._driving is not None and not self._driving.done():
+            self._driving.cancel()
+            await asyncio.wait([self._driving])
+        self.sender.outbox.seal([self.side.taken_over()])
+
+    def attach(self, record: WireSession) -> None:
+        """From now on this connection drives the session."""
+        assert record.connection is None
+        self.record = record
+        record.connection = self
+        self.side.attach(record.stream)
+        self._driver.attach(record)
+        self._hub.sessions.changed()
+        self.changed.set()
+
+    def emit(self, batch: Batch) -> None:
+        self.sender.outbox.put(batch)
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        while True:
+            await self.sender.outbox.room()
+            data = await self._transport.receive()
+            if self._given_up:
+                continue  # the session's numbers are another connection's business now
+            now = self._hub.clock.now_s()
+            receive = self.side.receive_text if isinstance(data, str) else self.side.receive_binary
+            for command in receive(data, now):  # type: ignore[arg-type]
+                match command:
+                    case Reply(message=message):
+                        await self._reply(message)
+                    case Close():
+                        pass  # the sender closes after the fatal error that came with it
+                    case _:
+                        await self._execute(command)
+            self.changed.set()
+
+    async def _reply(self, message: object) -> None:
+        if isinstance(message, ErrorMessage):
+            self._hub.metrics.count("errors_total", code=message.code.value)
+        await self.sender.send_now(message)  # type: ignore[arg-type]
+
+    async def _execute(self, command: AnyClientMessage) -> None:
+        """Run one command; what goes wrong with it is its own answer and harms nothing else."""
+        try:
+            await self._dispatch(command)
+        except (ConnectionEnded, TransportLost):
+            raise
+        except WireError as error:
+            await self._refuse(command, error.code, error.message, error.path)
+        except LocalError as error:  # the session moved on while this command was under way
+            _log.warning("command came too late connection=%s detail=%s", self.id, error)
+            await self._refuse(command, WireCode.SESSION_STATE, "the session's state does not allow this now", None)
+        except Exception as error:
+            fault = describe_error(error, connection=self.id, session=self.record.id if self.record else "-")
+            await self._refuse(command, fault.code, fault.message, fault.path)
+
+    async def _refuse(self, command: AnyClientMessage, code: WireCode, message: str, path: str | None) -> None:
+        if isinstance(command, SessionEvent):
+            self._hub.metrics.count("events_total", status="refused")
+        await self._reply(self.side.refuse(command, code, message, path=path))
+
+    async def _dispatch(self, command: AnyClientMessage) -> None:
+        if isinstance(command, SessionStart):
+            await self._hub.start(self, command)
+            return
+        if isinstance(command, SessionResume):
+            await self._hub.resume(self, command)
+            return
+        if isinstance(command, SessionAck | SessionNext | Ping):
+            return  # the wire machine has done it; the driver looks again
+        record = self.record
+        if record is None:
+            raise WireError(WireCode.SESSION_GONE, "the session is closed")
+        now = self._hub.clock.now_s()
+        match command:
+            case SessionEvent():
+                await self._event(record, command)
+            case SessionReset():
+                await self._reset(record, command)
+            case SessionPause():
+                record.emit(record.stream.paused(re=command.id))
+            case SessionResumePlay():
+                record.pacer.restart()
+                record.emit(record.stream.playing(now, re=command.id))
+            case SessionAbort():
+                index = await record.door.abort()
+                record.emit(record.stream.chunk_aborted(index, re=command.id))
+            case SessionRollback():
+                await record.door.rollback()
+                record.pacer.restart()
+                record.emit(record.stream.recovered(now, chunk_index=record.door.chunk_index, re=command.id))
+            case SessionClose():
+                record.answer_to = command.id
+                await self._hub.close_session(record, "client")
+            case _:
+                assert_never(command)
+
+    async def _event(self, record: WireSession, command: SessionEvent) -> None:
+        controls = tuple(ControlInput(item.track, item.schema, item.data) for item in command.controls or ())
+        event = Event(EventId(command.event_id), command.prompt, controls)
+        receipt = await record.door.accept_event(event)
+        status: AcceptStatus = receipt.status.value
+        self._hub.metrics.count("events_total", status=status)
+        if status == "accepted" and command.event_id < record.stream.next_event_id:
+            status = "duplicate"  # a chunk that names it was faster than this answer
+        record.emit(
+            record.stream.event_accepted(
+                command.event_id,
+                status=status,
+                pending=receipt.pending_event_count,
+                prompt=receipt.understood_prompt,
+                re=command.id,
+            )
+        )
+
+    async def _reset(self, record: WireSession, command: SessionReset) -> None:
+        image = await self.picture(command.image)
+        record.resetting, record.answer_to = True, command.id
+        try:
+            await record.door.reset(prompt=command.prompt, seed=command.seed, image=image, start=command.start)
+            if record.stream.epoch < record.door.epoch:
+                record.emit_reset_done()
+        finally:
+            record.resetting, record.answer_to = False, None
+
+    async def picture(self, text: str | None) -> ImageRGB | None:
+        """Decode a client's picture off the event loop."""
+        return None if text is None else await self._hub.pool.run(lambda: decode_image(text))
+
+    def shut_down(self) -> None:
+        """Say goodbye to a client that has no session yet."""
+        if self.record is None and self.side.state is not WireState.CLOSED:
+            self.sender.outbox.put(ErrorMessage(code=WireCode.SHUTDOWN, message="the server is stopping", fatal=True))

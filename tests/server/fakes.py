@@ -1,0 +1,460 @@
+"""A session manager without an engine: synthetic frames, ticks that a test holds, fails or lets run, and a manual clock.
+
+It has the shape of ``realtime_omni.manager.SessionManager``. Nothing here sleeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from realtime_omni.config import Config, EngineSection
+from realtime_omni.errors import (
+    AbortedError,
+    ArgumentError,
+    CapacityError,
+    CleanupError,
+    ErrorCode,
+    EventConflictError,
+    EventQueueFullError,
+    OmniError,
+    SessionGoneError,
+    StaleEventError,
+    StateError,
+    TickError,
+)
+from realtime_omni.session.values import (
+    AcceptStatus,
+    Artifact,
+    ArtifactSpec,
+    Chunk,
+    ChunkIndex,
+    ChunkMetadata,
+    ChunkTimings,
+    EventAcceptance,
+    Modality,
+    Representation,
+    SessionEvent,
+    SessionId,
+)
+
+
+class ManualClock:
+    """Time that moves when a test says so."""
+
+    def __init__(self) -> None:
+        self._now = 1000.0
+        self._waiting: list[tuple[float, int, asyncio.Event]] = []
+        self._count = 0
+
+    def now_s(self) -> float:
+        return self._now
+
+    async def wait(self, changed: asyncio.Event, until: float | None) -> None:
+        if changed.is_set() or (until is not None and until <= self._now):
+            await asyncio.sleep(0)
+            return
+        wake = asyncio.Event()
+        if until is not None:
+            self._count += 1
+            heapq.heappush(self._waiting, (until, self._count, wake))
+        tasks = [asyncio.ensure_future(changed.wait()), asyncio.ensure_future(wake.wait())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._waiting = [entry for entry in self._waiting if entry[2] is not wake]
+            heapq.heapify(self._waiting)
+
+    def advance(self, seconds: float) -> None:
+        self._now += seconds
+        while self._waiting and self._waiting[0][0] <= self._now:
+            heapq.heappop(self._waiting)[2].set()
+
+    @property
+    def next_wake(self) -> float | None:
+        return self._waiting[0][0] if self._waiting else None
+
+
+@dataclass(frozen=True)
+class FakeControl:
+    track: str = "camera"
+    schema: str = "realtime_omni.held_keys.v1"
+    json_schema: dict[str, Any] = field(default_factory=lambda: {"type": "object"})
+    description: str = "keys"
+
+
+@dataclass(frozen=True)
+class FakeModelInfo:
+    name: str = "fake"
+    height: int = 16
+    width: int = 16
+    fps: float = 10.0
+    frames_per_block: int = 3
+    controls: tuple[FakeControl, ...] = (FakeControl(),)
+    prompts: tuple[str, ...] = ("a red room", "a blue room")
+    starts: tuple[str, ...] = ("door",)
+    default_prompt: str | None = "a red room"
+    artifacts: tuple[ArtifactSpec, ...] = (
+        ArtifactSpec("frames", Modality.VIDEO, Representation.DECODED, "TCHW", fps=10.0, primary=True),
+        ArtifactSpec("latents", Modality.VIDEO, Representation.LATENT, "TCHW"),
+    )
+    horizon_frames: int | None = None
+
+
+@dataclass(frozen=True)
+class FakeNotice:
+    kind: str
+    reason: str = ""
+    code: str | None = None
+    message: str = ""
+    event_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class FakeView:
+    session_id: str
+    state: str
+    epoch: int
+    chunk_index: int
+    pending_event_count: int
+    pages_used: int
+    attached: bool
+    can_rollback: bool
+
+
+@dataclass(frozen=True)
+class FakeStatistics:
+    ticks_settled: int = 0
+    chunks_committed: int = 0
+    chunks_failed: int = 0
+    chunks_aborted: int = 0
+    sessions: int = 0
+    tombstones: int = 0
+    pages_total: int = 100
+    pages_used: int = 0
+    progress_age_s: float = 0.0
+    inbox_depth: int = 0
+
+
+@dataclass(frozen=True)
+class FakeHealth:
+    ok: bool = True
+    reason: str = "ok"
+
+
+class FakeSession:
+    """One session: events in order, one tick at a time, the engine's rules in miniature."""
+
+    def __init__(self, manager: FakeManager, session_id: str, prompt: str | None, seed: int) -> None:
+        self.manager = manager
+        self.id = session_id
+        self.state = "active"
+        self.epoch = 0
+        self.chunk_index = 0
+        self.prompt = prompt
+        self.seed = seed
+        self.pending: list[SessionEvent] = []
+        self.seen: dict[int, str] = {}
+        self.highest = -1
+        self.frames = 0
+        self.ticking = False
+        self.close_reasons: list[str] = []
+        self._callbacks: list[Callable[[Any], None]] = []
+        self._detach_timer: asyncio.Task[None] | None = None
+        self._abort: asyncio.Event = asyncio.Event()
+
+    @property
+    def pending_event_count(self) -> int:
+        return len(self.pending)
+
+    @property
+    def view(self) -> FakeView:
+        attached = self._detach_timer is None and self.state != "tombstone"
+        return FakeView(
+            self.id, self.state, self.epoch, self.chunk_index, len(self.pending), 3, attached, self.state == "failed"
+        )
+
+    def _alive(self) -> None:
+        if self.state in ("closed", "tombstone"):
+            raise SessionGoneError("the session is gone")
+
+    async def accept_event(self, event: SessionEvent) -> EventAcceptance:
+        self._alive()
+        if self.state == "failed":
+            raise StateError("failed", code=ErrorCode.SESSION_FAILED)
+        if event.prompt == "nonsense":
+            raise ArgumentError("no such prompt", code=ErrorCode.PROMPT_UNKNOWN, path="prompt")
+        known = self.seen.get(event.event_id)
+        status = AcceptStatus.ACCEPTED
+        if known is not None:
+            if known != event.fingerprint:
+                raise EventConflictError("other payload")
+            status = AcceptStatus.DUPLICATE
+        elif event.event_id <= self.highest:
+            raise StaleEventError("stale")
+        elif len(self.pending) >= self.manager.config.engine.max_pending_events:
+            raise EventQueueFullError("full")
+        else:
+            self.pending.append(event)
+            self.highest = event.event_id
+            self.seen[event.event_id] = event.fingerprint
+        return EventAcceptance(SessionId(self.id), event.event_id, status, len(self.pending), event.prompt)
+
+    async def next_chunk(self, outputs: Sequence[str] | None = None) -> Chunk:
+        self._alive()
+        if self.state == "failed":
+            raise StateError("failed", code=ErrorCode.SESSION_FAILED)
+        assert not self.ticking, "two ticks of one session at once"
+        self.ticking = True
+        self._abort.clear()
+        snapshot = tuple(self.pending)
+        self.manager.ticks_started += 1
+        self.manager.tick_started.set()
+        try:
+            await self.manager.gate(self._abort)
+            self._alive()
+            if self.manager.failures:
+                self.manager.ticks_failed += 1
+                error = self.manager.failures.pop(0)
+                if isinstance(error, TickError):
+                    self.state = "failed"
+                raise error
+            return self._commit(snapshot, outputs)
+        finally:
+            self.ticking = False
+
+    def _commit(self, snapshot: tuple[SessionEvent, ...], outputs: Sequence[str] | None) -> Chunk:
+        info = self.manager.info
+        for event in snapshot:
+            self.pending.remove(event)
+            self.prompt = event.prompt or self.prompt
+        count, first = info.frames_per_block, self.frames
+        index = self.chunk_index
+        self.frames += count
+        self.chunk_index += 1
+        self.manager.ticks_settled += 1
+        frames = np.empty((count, 3, info.height, info.width), np.uint8)
+        for i in range(count):
+            frames[i] = (37 * self.epoch + 11 * (first + i)) % 256
+        artifacts = {
+            "frames": Artifact("frames", Modality.VIDEO, Representation.DECODED, "TCHW", frames, fps=info.fps),
+            "latents": Artifact(
+                "latents", Modality.VIDEO, Representation.LATENT, "TCHW", np.ones((1, 4, 2, 2), np.float32)
+            ),
+        }
+        wanted = outputs or ("frames",)
+        ids = tuple(event.event_id for event in snapshot)
+        return Chunk(
+            metadata=ChunkMetadata(SessionId(self.id), f"r{index}", ChunkIndex(index), ids),
+            artifacts={name: artifacts[name] for name in wanted},
+            primary=wanted[0],
+            epoch=self.epoch,
+            first_frame=first,
+            frames=count,
+            prompt=self.prompt,
+            timings=ChunkTimings(wait_ms=0.5, tick_ms=5.0, batch_size=1),
+            pages_used=3,
+            pages_total=100,
+        )
+
+    async def reset(
+        self, *, prompt: str | None = None, seed: int | None = None, image: Any = None, start: str | None = None
+    ) -> None:
+        self._alive()
+        if prompt == "nonsense":
+            raise ArgumentError("no such prompt", code=ErrorCode.PROMPT_UNKNOWN, path="prompt")
+        self._abort.set()
+        self.manager.images.append(image)
+        discarded = tuple(event.event_id for event in self.pending)
+        self.pending.clear()
+        self.epoch += 1
+        self.chunk_index = 0
+        self.frames = 0
+        self.state = "active"
+        self.prompt = prompt or self.prompt
+        self.seed = self.seed if seed is None else seed
+        if discarded:
+            self.notify(FakeNotice("events_discarded", reason="reset", event_ids=discarded))
+
+    async def rollback(self) -> None:
+        self._alive()
+        if self.state != "failed":
+            raise StateError("not failed")
+        self.state = "active"
+
+    async def abort(self) -> int | None:
+        self._alive()
+        if not self.ticking:
+            return None
+        self._abort.set()
+        return self.chunk_index
+
+    async def close(self, reason: str = "client") -> None:
+        if self.state in ("closed", "tombstone"):
+            return
+        self.close_reasons.append(reason)
+        if self._detach_timer is not None and self._detach_timer is not asyncio.current_task():
+            self._detach_timer.cancel()
+        self._detach_timer = None
+        self._abort.set()
+        await asyncio.sleep(0)
+        if self.manager.release_fails:
+            self.state = "tombstone"
+            self.manager.tombstones[self.id] = self
+            self.notify(FakeNotice("cleanup_failed", reason=reason, code="cleanup_failed"))
+            self.manager.live.pop(self.id, None)
+            raise CleanupError("release failed")
+        self.state = "closed"
+        self.manager.live.pop(self.id, None)
+        self.manager.gone[self.id] = self.state
+        self.notify(FakeNotice("evicted" if reason == "evicted" else "closed", reason=reason))
+
+    async def detach(self, grace_s: float) -> None:
+        self._alive()
+        if grace_s <= 0:
+            await self.close("detached_expired")
+            return
+        self._detach_timer = asyncio.create_task(self._expire(self.manager.clock.now_s() + grace_s))
+
+    async def _expire(self, until: float) -> None:
+        await self.manager.clock.wait(asyncio.Event(), until)
+        await self.close("detached_expired")
+
+    async def attach(self) -> None:
+        self._alive()
+        if self._detach_timer is not None:
+            self._detach_timer.cancel()
+            self._detach_timer = None
+
+    def subscribe(self, callback: Callable[[Any], None]) -> Callable[[], None]:
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback)
+
+    @property
+    def subscribers(self) -> int:
+        return len(self._callbacks)
+
+    def notify(self, notice: FakeNotice) -> None:
+        for callback in tuple(self._callbacks):
+            callback(notice)
+
+    async def evict(self) -> None:
+        """The engine takes the session away."""
+        await self.close("evicted")
+
+
+class FakeManager:
+    """Sessions in a dict. ``hold()`` makes ticks wait for ``release()``; ``failures`` are raised by the next ticks."""
+
+    def __init__(self, info: FakeModelInfo | None = None, clock: ManualClock | None = None) -> None:
+        self.info = info or FakeModelInfo()
+        self.config = Config(engine=EngineSection(max_pending_events=4))
+        self.max_sessions = 8
+        self.clock = clock or ManualClock()
+        self.live: dict[str, FakeSession] = {}
+        self.gone: dict[str, str] = {}
+        self.tombstones: dict[str, FakeSession] = {}
+        self.failures: list[OmniError | Exception] = []
+        self.images: list[Any] = []
+        self.health_report = FakeHealth()
+        self.release_fails = False
+        self.ticks_started = 0
+        self.ticks_settled = 0
+        self.ticks_failed = 0
+        self.tick_started = asyncio.Event()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._permits = 0
+
+    # -- what a test does ------------------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """From now on ticks wait."""
+        self._open.clear()
+
+    def release(self, ticks: int | None = None) -> None:
+        """Let all ticks (or the next few) run."""
+        if ticks is None:
+            self._open.set()
+        else:
+            self._permits += ticks
+            self._open.set()
+
+    async def gate(self, abort: asyncio.Event) -> None:
+        await asyncio.sleep(0)
+        if not self._open.is_set():
+            waits = [asyncio.ensure_future(self._open.wait()), asyncio.ensure_future(abort.wait())]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in waits:
+                    task.cancel()
+        if abort.is_set():
+            raise AbortedError("aborted")
+        if self._permits:
+            self._permits -= 1
+            if not self._permits:
+                self._open.clear()
+
+    # -- the manager's own shape -----------------------------------------------------------------------------------
+
+    async def create_session(
+        self,
+        session_id: str | None = None,
+        *,
+        prompt: str | None = None,
+        seed: int | None = None,
+        image: Any = None,
+        start: str | None = None,
+        outputs: Sequence[str] | None = None,
+    ) -> FakeSession:
+        session_id = session_id or f"s{len(self.live) + len(self.gone)}"
+        if session_id in self.live or session_id in self.tombstones:
+            raise StateError("the id is in use", code=ErrorCode.SESSION_EXISTS, path="session_id")
+        if prompt == "nonsense":
+            raise ArgumentError("no such prompt", code=ErrorCode.PROMPT_UNKNOWN, path="prompt")
+        if len(self.live) >= self.max_sessions:
+            raise CapacityError("no slot is free")
+        self.images.append(image)
+        session = FakeSession(self, session_id, prompt or self.info.default_prompt, 7 if seed is None else seed)
+        self.live[session_id] = session
+        return session
+
+    def get_session(self, session_id: str) -> FakeSession:
+        if session_id not in self.live:
+            raise SessionGoneError("not found", code=ErrorCode.SESSION_NOT_FOUND)
+        return self.live[session_id]
+
+    async def close_session(self, session_id: str, reason: str = "client") -> None:
+        await self.get_session(session_id).close(reason)
+
+    def sessions(self) -> tuple[FakeView, ...]:
+        return tuple(session.view for session in (*self.live.values(), *self.tombstones.values()))
+
+    def statistics(self) -> FakeStatistics:
+        return FakeStatistics(
+            ticks_settled=self.ticks_settled,
+            chunks_committed=self.ticks_settled,
+            chunks_failed=self.ticks_failed,
+            sessions=len(self.live),
+            tombstones=len(self.tombstones),
+            pages_used=3 * len(self.live),
+        )
+
+    def describe(self) -> FakeModelInfo:
+        return self.info
+
+    def start_image(self, name: str) -> bytes:
+        if name not in self.info.starts:
+            raise KeyError(name)
+        return b"\x89PNG\r\n\x1a\nfake"
+
+    def health(self) -> FakeHealth:
+        return self.health_report
