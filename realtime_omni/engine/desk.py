@@ -27,7 +27,7 @@ from realtime_omni.session.values import check_event_id, check_prompt
 
 log = logging.getLogger(__name__)
 
-Withdraw = Callable[[Entry, Exception], None]
+Withdraw = Callable[[Entry, Exception, bool], None]
 
 
 class Desk:
@@ -77,7 +77,7 @@ class Desk:
 
     def close(self, entry: Entry, reason: str, ticket: int = 0) -> None:
         """Out of the running batch first, then the one close path."""
-        self._withdraw(entry, SessionGoneError(f"session {entry.session.id!r} was closed: {reason}"))
+        self._withdraw(entry, SessionGoneError(f"session {entry.session.id!r} was closed: {reason}"), True)
         self._endings.close(entry, reason, ticket)
 
     def _find(self, command: c.SessionCommand) -> Entry:
@@ -161,7 +161,7 @@ class Desk:
                 self._front.fail(ticket, gone, entry)
                 return
         if entry.flying_ticket == ticket:
-            self._withdraw(entry, gone)
+            self._withdraw(entry, gone, False)
 
     def _abort(self, entry: Entry) -> int | None:
         """Roll the running chunk back; returns its index, or None when nothing runs."""
@@ -169,7 +169,7 @@ class Desk:
         if entry.session.in_flight is None:
             return None
         index = int(entry.session.chunk_index)
-        self._withdraw(entry, AbortedError(f"chunk {index} was aborted on request"))
+        self._withdraw(entry, AbortedError(f"chunk {index} was aborted on request"), False)
         return index
 
     def _rollback(self, entry: Entry) -> None:
@@ -190,7 +190,7 @@ class Desk:
             start=command.start if fresh_picture else old.start,
         )
         stopped = AbortedError("the session was reset")
-        self._withdraw(entry, stopped)
+        self._withdraw(entry, stopped, True)
         for waiter in entry.waiters:
             self._front.fail(waiter.ticket, stopped, entry)
         entry.waiters.clear()

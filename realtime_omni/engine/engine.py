@@ -314,16 +314,22 @@ class Engine:
     def _is_flying(self, flight: Flight) -> bool:
         return self._flights.get(flight.entry.session.id) is flight
 
-    def _withdraw(self, entry: Entry, error: Exception) -> None:
-        """Take a session out of the batch that runs, if it is in it; its pages are free at once."""
+    def _withdraw(self, entry: Entry, error: Exception, ends: bool = False) -> None:
+        """Take a session out of the batch that runs, if it is in it; its pages are free at once.
+
+        ``ends``: its worker state is about to go anyway, so it does not matter what the worker made of the tick."""
         flight = self._leave(entry)
         if flight is None:
             return
         if flight.run is not None:
             flight.run.drop(flight.row)
         if flight.waiter is not None:
-            entry.session.abort_tick()
             self.counters.chunks_aborted += 1
+            if self.consumer.abortable or ends:
+                entry.session.abort_tick()
+            else:
+                entry.session.fail_tick()
+                self._endings.release_failed_session(entry)
             self._front.fail(flight.waiter.ticket, error, entry)
 
     def _settle_tick(self, flight: Flight, batch: int) -> None:

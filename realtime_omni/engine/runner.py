@@ -74,6 +74,10 @@ class ModelRunner:
     def spec(self) -> ModelSpec:
         return self.model.spec
 
+    @property
+    def abortable(self) -> bool:
+        return True
+
     def understand(self, event: SessionEvent) -> str | None:
         return self.model.understand(event)
 

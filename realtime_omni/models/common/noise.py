@@ -1,8 +1,8 @@
 """Counter-based noise: a pure function of (seed, chunk, step), so that order, batch and retries never change a world.
 
-The three counters are mixed into one 64-bit key with SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number
-generators", the finaliser's constants) and the key seeds a generator that is used once. Drawn on the CPU and moved, so that every
-device sees the same numbers.
+The three counters are mixed into one 64-bit key with SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable
+pseudorandom number generators", the finaliser's constants) and the key seeds a generator that is used once. Drawn on
+the CPU and moved, so that every device sees the same numbers.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The camera of tiny-world: two control schemas and the reducer that makes per-frame keys of them.
 
-``lingbot.camera_actions.v1``: ``{"mode": "script", "frames": [[keys], ...]}``, one list per frame of the block, used for one block.
-``realtime_omni.held_keys.v1``: ``{"keys": [...], "t_ms": n}``: what is held from that client time on, until replaced.
+``lingbot.camera_actions.v1``: ``{"mode": "script", "frames": [[keys], ...]}``, one list per frame of the block, used
+for one block. ``realtime_omni.held_keys.v1``: ``{"keys": [...], "t_ms": n}``: what is held from that client time on,
+until replaced.
 
-Reduction of held keys: every event since the last block is one held set. The last one rules the block; each earlier one still gets
-a frame at its beginning, so that a key tapped between two blocks acts (longest sets are dropped last when there are more sets than
-frames: their keys join the first frame).
+Reduction of held keys: every event since the last block is one held set. The last one rules the block; each earlier
+one still gets a frame at its beginning, so that a key tapped between two blocks acts (longest sets are dropped last
+when there are more sets than frames: their keys join the first frame).
 """
 
 from __future__ import annotations

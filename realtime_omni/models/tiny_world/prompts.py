@@ -1,7 +1,7 @@
 """From a prompt to a place of tiny-world: the nearest known one by its words, or a refusal.
 
-Owns the matching. A prompt names a place when it holds one of its words; the place with the most words wins, the first mentioned
-breaks a tie. Misspelled words count when they are close (difflib ratio 0.8).
+Owns the matching. A prompt names a place when it holds one of its words; the place with the most words wins, the
+first mentioned breaks a tie. Misspelled words count when they are close (difflib ratio 0.8).
 """
 
 from __future__ import annotations
