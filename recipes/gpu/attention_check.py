@@ -1,6 +1,6 @@
 """Checks paged attention on a CUDA machine against a float64 oracle, and times it. Prints one JSON line.
 
-    PYTHONPATH=. python recipes/gpu/attention_check.py [--limit-s 150]
+    PYTHONPATH=. python recipes/gpu/attention_check.py [--limit-s 150]        (wheels in ./wheels are used if present)
 
 Parts, each on its own so that one failure hides no other: SDPA and FlashInfer (FA2, FA3 where it imports) on small
 shapes that cross sink and window with pages that do not divide a frame; then one LingBot-sized layer (1,560 tokens a
@@ -14,13 +14,43 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+
+def install_wheels(folder: Path) -> None:
+    """A machine without a network: take the packages that lie in ``folder`` (nothing happens when there is none)."""
+    wheels = sorted(folder.glob("*.whl"))
+    if not wheels:
+        return
+    target = tempfile.mkdtemp(prefix="wheels-")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-index",
+        "--no-deps",
+        "--no-compile",
+        "--target",
+        target,
+    ]
+    subprocess.run([*command, *map(str, wheels)], check=False, timeout=60)
+    sys.path.insert(0, target)
+
+
+# ruff: noqa: E402  (wheels and the checkout must be importable before anything of them is imported)
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+install_wheels(Path("wheels"))
 
 import torch
 from torch import Tensor
