@@ -136,6 +136,15 @@ class WorldClientSide:
     def can_resume(self) -> bool:
         return self._token is not None and self.closed is None
 
+    def epoch_displayable(self, displayed: int) -> bool:
+        """Whether that many frames of this epoch have arrived (an ack may not say more)."""
+        return displayed <= self.next_frame
+
+    @property
+    def last_id(self) -> str:
+        """The id of the request made last (its answer carries it as ``re``)."""
+        return f"c{self._ids}"
+
     @property
     def waiting_events(self) -> int:
         """Events without a terminal receipt."""
@@ -205,7 +214,7 @@ class WorldClientSide:
 
     def ask(self) -> str:
         """`session.next`."""
-        text = self._send(SessionNext())
+        text = self._send(SessionNext(id="n" + self._mint()))
         self.asks += 1
         return text
 
@@ -334,6 +343,8 @@ class WorldClientSide:
     def _error(self, message: ErrorMessage, state: WireState) -> WireState:
         if message.event_id is not None and self._unaccepted.pop(message.event_id, None) is not None:
             self._refused += 1
+        if message.re is not None and message.re.startswith("n"):
+            self.asks = max(0, self.asks - 1)  # the ids of asks begin with n
         if message.fatal:
             return WireState.CLOSED
         if self._handshake is not None and message.re == self._handshake:

@@ -2,8 +2,8 @@
 
 Owns: which message is allowed in which state and where it leads.  Must not know: numbers, buffers, time.
 Invariant: ``(state, message type)`` that is not in `TABLE` is forbidden; a value is the new state. Two entries depend on more
-than the type and are resolved by the machines: `session.resumed` leads to the state it names, and an `error` leads back to ``open``
-when it answers the start or the resume, and to ``closed`` when it is fatal.
+than the type and are resolved by the machines: `session.resumed` leads to the state it names, and an `error` leads back to
+``open`` when it answers the start or the resume, and to ``closed`` when it is fatal.
 """
 
 from __future__ import annotations

@@ -189,10 +189,20 @@ CLIENT_BAD = [
     bad("start without format", '{"type":"session.start"}', "$.format"),
     bad("start with a format nobody has", '{"type":"session.start","format":"webp"}', "$.format", "unsupported_format"),
     bad("start with format null", '{"type":"session.start","format":null}', "$.format"),
-    bad("start with a session id with a slash", '{"type":"session.start","format":"jpeg","session_id":"a/b"}', "$.session_id"),
-    bad("start with a session id and a newline", '{"type":"session.start","format":"jpeg","session_id":"ab\\n"}', "$.session_id"),
+    bad(
+        "start with a session id with a slash",
+        '{"type":"session.start","format":"jpeg","session_id":"a/b"}',
+        "$.session_id",
+    ),
+    bad(
+        "start with a session id and a newline",
+        '{"type":"session.start","format":"jpeg","session_id":"ab\\n"}',
+        "$.session_id",
+    ),
     bad("start with an empty session id", '{"type":"session.start","format":"jpeg","session_id":""}', "$.session_id"),
-    bad("start with picture and start", '{"type":"session.start","format":"jpeg","image":"AA==","start":"c"}', "$.start"),
+    bad(
+        "start with picture and start", '{"type":"session.start","format":"jpeg","image":"AA==","start":"c"}', "$.start"
+    ),
     bad("start with a negative seed", '{"type":"session.start","format":"jpeg","seed":-1}', "$.seed"),
     bad("start with a seed above 2^53", '{"type":"session.start","format":"jpeg","seed":9007199254740993}', "$.seed"),
     bad("start with fps 0", '{"type":"session.start","format":"jpeg","fps":0}', "$.fps"),
@@ -200,7 +210,11 @@ CLIENT_BAD = [
     bad("start with another cadence", '{"type":"session.start","format":"jpeg","cadence":"fast"}', "$.cadence"),
     bad("start with a blank prompt", '{"type":"session.start","format":"jpeg","prompt":" \\n\\t "}', "$.prompt"),
     bad("resume without token", '{"type":"session.resume","session_id":"s","last_seq":1}', "$.resume_token"),
-    bad("resume with a negative seq", '{"type":"session.resume","session_id":"s","resume_token":"t","last_seq":-1}', "$.last_seq"),
+    bad(
+        "resume with a negative seq",
+        '{"type":"session.resume","session_id":"s","resume_token":"t","last_seq":-1}',
+        "$.last_seq",
+    ),
     bad(
         "resume with takeover 1",
         '{"type":"session.resume","session_id":"s","resume_token":"t","last_seq":1,"takeover":1}',
@@ -215,9 +229,17 @@ CLIENT_BAD = [
     bad("event id 2^53 + 1", '{"type":"session.event","event_id":9007199254740993,"prompt":"x"}', "$.event_id"),
     bad("event id null", '{"type":"session.event","event_id":null,"prompt":"x"}', "$.event_id"),
     bad("event with an empty prompt", '{"type":"session.event","event_id":1,"prompt":""}', "$.prompt"),
-    bad("event with a prompt of 2001 characters", '{"type":"session.event","event_id":1,"prompt":"' + "x" * 2001 + '"}', "$.prompt"),
+    bad(
+        "event with a prompt of 2001 characters",
+        '{"type":"session.event","event_id":1,"prompt":"' + "x" * 2001 + '"}',
+        "$.prompt",
+    ),
     bad("event with no controls in the list", '{"type":"session.event","event_id":1,"controls":[]}', "$.controls"),
-    bad("event with 17 controls", json.dumps({"type": "session.event", "event_id": 1, "controls": [control({})] * 17}), "$.controls"),
+    bad(
+        "event with 17 controls",
+        json.dumps({"type": "session.event", "event_id": 1, "controls": [control({})] * 17}),
+        "$.controls",
+    ),
     bad("event with controls as an object", '{"type":"session.event","event_id":1,"controls":{}}', "$.controls"),
     bad(
         "control without track",
@@ -229,7 +251,11 @@ CLIENT_BAD = [
         '{"type":"session.event","event_id":1,"controls":[{"track":"a","schema":"s","data":{}},{"track":"a","schema":"s","data":{},"x":1}]}',
         "$.controls[1].x",
     ),
-    bad("control data as a list", json.dumps({"type": "session.event", "event_id": 1, "controls": [control([])]}), "$.controls[0].data"),
+    bad(
+        "control data as a list",
+        json.dumps({"type": "session.event", "event_id": 1, "controls": [control([])]}),
+        "$.controls[0].data",
+    ),
     bad(
         "control data nested 17 levels",
         json.dumps({"type": "session.event", "event_id": 1, "controls": [control({"x": nested(16)})]}),
@@ -249,7 +275,9 @@ CLIENT_BAD = [
     bad("ack without epoch", '{"type":"session.ack","seq":1,"displayed":0}', "$.epoch"),
     bad("ack with a float seq", '{"type":"session.ack","seq":1.5,"displayed":0,"epoch":0}', "$.seq"),
     bad("ack with a negative count", '{"type":"session.ack","seq":1,"displayed":-3,"epoch":0}', "$.displayed"),
-    bad("ack with an epoch above 32 bits", '{"type":"session.ack","seq":1,"displayed":0,"epoch":4294967296}', "$.epoch"),
+    bad(
+        "ack with an epoch above 32 bits", '{"type":"session.ack","seq":1,"displayed":0,"epoch":4294967296}', "$.epoch"
+    ),
     bad("ping with a string", '{"type":"ping","t":"now"}', "$.t"),
     bad("ping with true", '{"type":"ping","t":true}', "$.t"),
 ]
@@ -313,8 +341,12 @@ def server(message: dict[str, Any], name: str, /, **changes: Any) -> Vector:
     return good(name, {k: v for k, v in (message | changes).items() if v is not DROP}, direction="s2c")
 
 
-def server_bad(message: dict[str, Any], name: str, path: str, error_code: str = "bad_message", /, **changes: Any) -> Vector:
-    return bad(name, json.dumps({k: v for k, v in (message | changes).items() if v is not DROP}), path, error_code, "s2c")
+def server_bad(
+    message: dict[str, Any], name: str, path: str, error_code: str = "bad_message", /, **changes: Any
+) -> Vector:
+    return bad(
+        name, json.dumps({k: v for k, v in (message | changes).items() if v is not DROP}), path, error_code, "s2c"
+    )
 
 
 HELLO: dict[str, Any] = {
@@ -339,19 +371,28 @@ FAILED: dict[str, Any] = {
 
 SERVER_TEXT = [
     server(HELLO, "hello"),
-    server_bad(HELLO, "hello of another version", "$.protocol", "unsupported_version", protocol="realtime-omni.world.v9"),
+    server_bad(
+        HELLO, "hello of another version", "$.protocol", "unsupported_version", protocol="realtime-omni.world.v9"
+    ),
     server_bad(HELLO, "hello without models", "$.models", models=DROP),
     server(STARTED, "started"),
     server(STARTED, "started in answer to an id", re="1", prompt="a maze", codec=None, format="rgb24"),
     server_bad(STARTED, "started with seq 0", "$.seq", seq=0),
     server_bad(STARTED, "started without codec", "$.codec", codec=DROP),
     server_bad(STARTED, "started with an unknown field", "$.latency", latency=3),
-    server_bad(STARTED, "started without a limit", "$.limits.grace_s", limits={k: v for k, v in STARTED["limits"].items() if k != "grace_s"}),
+    server_bad(
+        STARTED,
+        "started without a limit",
+        "$.limits.grace_s",
+        limits={k: v for k, v in STARTED["limits"].items() if k != "grace_s"},
+    ),
     server(RESUMED, "resumed"),
     server_bad(RESUMED, "resumed with a state that does not exist", "$.state", state="closing"),
     server_bad(RESUMED, "resumed has no seq", "$.seq", seq=3),
     server(ACCEPTED, "event accepted"),
-    server(ACCEPTED, "event is a duplicate, with the prompt understood", status="duplicate", prompt="turn left", re="e"),
+    server(
+        ACCEPTED, "event is a duplicate, with the prompt understood", status="duplicate", prompt="turn left", re="e"
+    ),
     server_bad(ACCEPTED, "event accepted with another status", "$.status", status="maybe"),
     server(APPLIED, "event applied"),
     server_bad(APPLIED, "event applied with ids out of order", "$.event_ids", event_ids=[4, 0]),
@@ -442,16 +483,37 @@ def frame(name: str, payload: bytes = b"\xff\xd8\xff\xd9", raw: dict[str, int] |
 
 
 def frame_bad(
-    name: str, path: str, code: str = "bad_message", cut: int | None = None, tail: bytes = b"", raw: dict[str, int] | None = None, **changes: Any
+    name: str,
+    path: str,
+    code: str = "bad_message",
+    cut: int | None = None,
+    tail: bytes = b"",
+    raw: dict[str, int] | None = None,
+    **changes: Any,
 ) -> Vector:
     data = (frame_bytes({**FRAME, **changes}, b"\xff\xd8\xff\xd9", **(raw or {})) + tail)[:cut]
-    return {"name": name, "direction": "s2c", "kind": "binary", "wire": data.hex(), "expect": {"error": {"code": code, "path": path}}}
+    return {
+        "name": name,
+        "direction": "s2c",
+        "kind": "binary",
+        "wire": data.hex(),
+        "expect": {"error": {"code": code, "path": path}},
+    }
 
 
 FRAMES = [
     frame("first frame"),
     frame("last frame of a chunk", last=True, index=2, seq=5, frame=2, pts_ms=100),
-    frame("H.264 delta frame", format="h264", key=False, payload=b"\x00\x00\x00\x01\x41\x9a", index=1, seq=4, frame=1, pts_ms=50),
+    frame(
+        "H.264 delta frame",
+        format="h264",
+        key=False,
+        payload=b"\x00\x00\x00\x01\x41\x9a",
+        index=1,
+        seq=4,
+        frame=1,
+        pts_ms=50,
+    ),
     frame("H.264 key frame, replayed", format="h264", replay=True, payload=b"\x00\x00\x00\x01\x67\x42\xc0\x0a", seq=10),
     frame("raw picture of one pixel", format="rgb24", payload=b"\x01\x02\x03"),
     frame("latent of two numbers", format="latent", last=True, payload=b"\x00\x3c\x00\xbc"),

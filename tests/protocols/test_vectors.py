@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
+
+from protocols.make_vectors import FILES, TARGET, render
 from realtime_omni_protocols.errors import WireError
 from realtime_omni_protocols.world import Reply, WorldServerSide, parse_client, parse_server, unpack_frame
 from realtime_omni_protocols.world_messages import ErrorMessage
-
-from protocols.make_vectors import FILES, TARGET, render
 
 VECTORS = [vector for name in sorted(FILES) for vector in json.loads((TARGET / name).read_text(encoding="utf-8"))]
 
@@ -64,7 +64,9 @@ def test_what_parses_is_encoded_to_the_same_value(vector: dict[str, Any]) -> Non
     assert read(msgspec.json.encode(message)) == message
 
 
-@pytest.mark.parametrize("vector", [v for v in VECTORS if v["direction"] == "c2s" and "error" in v["expect"]], ids=names)
+@pytest.mark.parametrize(
+    "vector", [v for v in VECTORS if v["direction"] == "c2s" and "error" in v["expect"]], ids=names
+)
 def test_a_server_answers_a_refused_message_with_its_error_and_never_raises(vector: dict[str, Any]) -> None:
     side = WorldServerSide(server="test/1", models=("m",), now=0.0)
     side.send(side.hello())
@@ -76,5 +78,3 @@ def test_a_server_answers_a_refused_message_with_its_error_and_never_raises(vect
     assert (reply.message.code.value, reply.message.path) == (expected["code"], expected["path"])
     assert "Traceback" not in reply.message.message
     assert Path(__file__).parent.name not in (reply.message.path or "")
-
-

@@ -1,1 +1,41 @@
-"""The Python client: light, without torch."""
+"""Python clients of realtime_omni servers. Depends on msgspec, websockets and numpy; Pillow and av only for their formats."""
+
+from __future__ import annotations
+
+from realtime_omni_protocols.world_messages import Control
+
+from .errors import (
+    ConnectError,
+    ConnectionLostError,
+    EventRefusedError,
+    MediaUnavailableError,
+    ProtocolViolation,
+    RefusedError,
+    SessionClosedError,
+    SessionFailedError,
+    StartRefusedError,
+    WorldError,
+)
+from .values import ClientStatistics, Outcome, Receipt, WorldChunk
+from .world import Reconnect, StartOptions, WorldClient
+
+__all__ = [
+    "ClientStatistics",
+    "ConnectError",
+    "ConnectionLostError",
+    "Control",
+    "EventRefusedError",
+    "MediaUnavailableError",
+    "Outcome",
+    "ProtocolViolation",
+    "Receipt",
+    "Reconnect",
+    "RefusedError",
+    "SessionClosedError",
+    "SessionFailedError",
+    "StartOptions",
+    "StartRefusedError",
+    "WorldChunk",
+    "WorldClient",
+    "WorldError",
+]

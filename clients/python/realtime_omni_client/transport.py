@@ -1,0 +1,90 @@
+"""The socket under a client.
+
+Owns: opening a WebSocket with the right subprotocol and key.  Must not know: messages, sessions.
+Anything with these four methods will do: tests put an in-memory pair here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeAlias
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.typing import Subprotocol
+
+from realtime_omni_protocols.errors import WireCode
+from realtime_omni_protocols.world_messages import PROTOCOL
+
+from .errors import ConnectError
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""One raw 4K frame is 25 MB; nothing legitimate is larger than this."""
+
+
+class TransportClosedError(Exception):
+    """The connection is gone, for whatever reason."""
+
+
+class Transport(Protocol):
+    """One connection."""
+
+    async def send(self, text: str) -> None:
+        """`TransportClosedError` when the connection is gone."""
+
+    async def receive(self) -> str | bytes:
+        """`TransportClosedError` when the connection is gone."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+Connector: TypeAlias = Callable[[], Awaitable[Transport]]
+
+
+class WebSocketTransport:
+    def __init__(self, ws: ClientConnection) -> None:
+        self._ws = ws
+
+    async def send(self, text: str) -> None:
+        try:
+            await self._ws.send(text)
+        except ConnectionClosed:
+            raise TransportClosedError from None
+
+    async def receive(self) -> str | bytes:
+        try:
+            return await self._ws.recv()
+        except ConnectionClosed:
+            raise TransportClosedError from None
+
+    async def close(self) -> None:
+        await self._ws.close()
+
+
+def websocket_connector(url: str, *, api_key: str | None, open_timeout_s: float) -> Connector:
+    """Opens ``url``; the key goes into the Authorization header, never into the URL (URLs end up in logs)."""
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+
+    async def open_socket() -> Transport:
+        try:
+            ws = await connect(
+                url,
+                subprotocols=[Subprotocol(PROTOCOL)],
+                additional_headers=headers,
+                open_timeout=open_timeout_s,
+                max_size=MAX_MESSAGE_BYTES,
+                compression=None,  # pictures are compressed already
+            )
+        except InvalidStatus as error:
+            status = error.response.status_code
+            code = {401: WireCode.UNAUTHORIZED, 403: WireCode.ORIGIN_REFUSED}.get(status)
+            raise ConnectError(f"the server answered HTTP {status}", status=status, code=code) from None
+        except (OSError, TimeoutError, InvalidHandshake, InvalidURI, ConnectionClosed) as error:
+            raise ConnectError(f"no connection to the server: {error}") from error
+        if ws.subprotocol != PROTOCOL:
+            await ws.close()
+            raise ConnectError(f"the server does not speak {PROTOCOL}")
+        return WebSocketTransport(ws)
+
+    return open_socket
