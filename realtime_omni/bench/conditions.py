@@ -1,0 +1,71 @@
+"""What a number needs beside it: commit, machine, software, workload; and percentiles computed one way everywhere."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+
+def commit() -> str:
+    """The checkout's commit, marked when files differ from it; the package's version outside a checkout."""
+    root = Path(__file__).resolve().parents[2]
+    try:
+        run = ["git", "-C", str(root)]
+        head = subprocess.run([*run, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
+        dirty = subprocess.run(
+            [*run, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True, timeout=10
+        )
+        return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")
+    except (OSError, subprocess.SubprocessError):
+        return f"package {_version('realtime-omni')}"
+
+
+def hardware() -> dict[str, object]:
+    """Processor, cores that this process may use, memory in MB."""
+    name = platform.processor() or platform.machine()
+    memory_mb = 0
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+        first = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()[0]
+        memory_mb = int(first.split()[1]) // 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cpu": name, "cores": cores, "memory_mb": memory_mb, "load_1min": round(os.getloadavg()[0], 2)}
+
+
+def software() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "torch": _version("torch"),
+        "av": _version("av"),
+        "uvicorn": _version("uvicorn"),
+        "websockets": _version("websockets"),
+    }
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """Nearest rank, ``share`` in 0..1; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return round(ordered[min(len(ordered) - 1, max(0, math.ceil(len(ordered) * share) - 1))], 3)
+
+
+def summary(values: Sequence[float], *shares: float) -> dict[str, float | None]:
+    return {f"p{share * 100:g}": percentile(values, share) for share in shares}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "absent"

@@ -1,0 +1,235 @@
+"""``realtime-omni bench world``: the server as users meet it, measured from outside.
+
+Starts the real server in a process of its own (or uses ``--connect``), runs the clients of
+:mod:`realtime_omni.bench.load` in another, and prints what they measured with the conditions it holds under. Outputs
+are validated first: when anything was wrong, ``valid`` is false and says what.
+
+Definitions (all times in milliseconds):
+
+- ``time_to_first_chunk_ms``: ``session.start`` sent to the first chunk's last frame (paced: first frame) received.
+- ``chunk_latency_ms``: paced: waiting for the batch + tick + encode, as the server reports them; on demand: event and
+  next sent to the chunk's last frame received.
+- ``control_plane_ms``: on demand only: that turnaround less the tick (model included) and the encoder; it therefore
+  holds the wire, both event loops, the doors of the engine, and the client's own work, an upper bound for the
+  server's share.
+- ``key_to_chunk_ms``: event sent to the first frame of the chunk that names it received.
+- ``continuous_play_ratio``: share of chunks that came before they were due; the first chunk and one block of buffer
+  set the clock.
+- ``resume_ms``: socket cut to the next frame on a new connection.
+- ``rss_mb``: resident memory of the server; ``start`` after 500 chunks of all sessions together, ``end`` when the
+  load ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from realtime_omni.bench.conditions import commit, hardware, software, summary
+
+START_LIMIT_S = 120.0
+RSS_AFTER_CHUNKS = 500
+
+
+@contextlib.contextmanager
+def server(args: argparse.Namespace) -> Iterator[tuple[str, int, float]]:
+    """A server process; yields its address, its process id and how long it took to answer."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "realtime_omni.cli", "serve", args.model, "--port", str(port)]
+    command += ["--set", f"session.max_sessions={max(args.sessions, 8)}"]
+    command += ["--set", f"kv.requested_sessions={max(args.sessions, 8)}"]
+    for override in args.set:
+        command += ["--set", override]
+    began = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        while time.perf_counter() - began < START_LIMIT_S:
+            if process.poll() is not None:
+                raise SystemExit(f"the server ended: {_tail(process)}")
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=1):
+                    break
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.1)
+        else:
+            raise SystemExit("the server did not answer in time")
+        yield f"127.0.0.1:{port}", process.pid, time.perf_counter() - began
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _tail(process: subprocess.Popen[bytes]) -> str:
+    assert process.stderr is not None
+    return process.stderr.read()[-500:].decode(errors="replace")
+
+
+async def watch_memory(address: str, pid: int, done: asyncio.Event) -> dict[str, float | None]:
+    """Resident memory once 500 chunks were made, and at the end."""
+    import psutil
+
+    process = psutil.Process(pid)
+    start = None
+    last = 0.0
+    while not done.is_set():
+        with contextlib.suppress(psutil.Error):
+            last = process.memory_info().rss / 2**20
+        if start is None and await asyncio.to_thread(_chunks_made, address) >= RSS_AFTER_CHUNKS:
+            start = last
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(done.wait(), 1.0)
+    with contextlib.suppress(psutil.Error):
+        last = process.memory_info().rss / 2**20
+    return {"start": None if start is None else round(start, 1), "end": round(last, 1)}
+
+
+def _chunks_made(address: str) -> float:
+    """The server's own counter of committed blocks."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=2) as answer:
+            text = answer.read().decode()
+    except (urllib.error.URLError, OSError):
+        return 0.0
+    for line in text.splitlines():
+        if line.startswith("realtime_omni_blocks_total"):
+            return float(line.rsplit(" ", 1)[1])
+    return 0.0
+
+
+async def run_load(args: argparse.Namespace, address: str, pid: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    command = [sys.executable, "-m", "realtime_omni.bench.load", "--url", f"ws://{address}/v1/realtime/world"]
+    command += ["--sessions", str(args.sessions), "--chunks", str(args.chunks), "--hz", str(args.hz)]
+    command += [
+        "--format",
+        args.format,
+        "--cadence",
+        args.cadence,
+        "--churn",
+        str(args.churn),
+        "--seed",
+        str(args.seed),
+    ]
+    if args.fps:
+        command += ["--fps", str(args.fps)]
+    if args.resume:
+        command.append("--resume")
+    done = asyncio.Event()
+    memory = asyncio.create_task(watch_memory(address, pid, done)) if pid is not None else None
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = await process.communicate()
+    done.set()
+    rss = await memory if memory is not None else {"start": None, "end": None}
+    if process.returncode != 0:
+        raise SystemExit(f"the clients failed: {err[-800:].decode(errors='replace')}")
+    return json.loads(out), rss
+
+
+def report(args: argparse.Namespace, got: dict[str, Any], rss: dict[str, Any], start_s: float | None) -> dict[str, Any]:
+    seconds = got["ended_s"] - got["started_s"]
+    paced = args.cadence == "paced"
+    expected = args.sessions * args.chunks
+    wrong = list(got["wrong"])
+    if got["chunks"] != expected:
+        wrong.append(f"{got['chunks']} chunks came, {expected} were due")
+    latency = got["chunk_ms"] if paced else got["turnaround_ms"]
+    warm = latency[min(len(latency), args.sessions * args.warm_up) :]
+    control = got["control_ms"][min(len(got["control_ms"]), args.sessions * args.warm_up) :]
+    return {
+        "conditions": {
+            "commit": commit(),
+            "hardware": hardware(),
+            "software": software(),
+            "config": {"model": args.model, "set": args.set, "omp_threads": os.environ.get("OMP_NUM_THREADS")},
+            "workload": {
+                "sessions": args.sessions,
+                "chunks_per_session": args.chunks,
+                "cadence": args.cadence,
+                "hz": None if paced else args.hz,
+                "fps": args.fps,
+                "format": args.format,
+                "churn": args.churn,
+                "seed": args.seed,
+                "transport": "WebSocket over loopback, clients in a process of their own",
+            },
+            "warm_up_chunks_per_session": args.warm_up,
+            "seconds": round(seconds, 1),
+            "population": {"chunks": got["chunks"], "sessions": got["sessions"]},
+        },
+        "valid": not wrong,
+        "wrong": wrong[:10],
+        "server_start_s": None if start_s is None else round(start_s, 2),
+        "time_to_first_chunk_ms": summary(got["first_chunk_ms"], 0.5, 0.95),
+        "chunk_latency_ms": summary(warm, 0.5, 0.95, 0.99),
+        "fps": round(got["frames"] / seconds, 2) if seconds else None,
+        "continuous_play_ratio": round(got["met"] / got["deadlines"], 4) if got["deadlines"] else None,
+        "control_plane_ms": summary(control, 0.5, 0.99),
+        "key_to_chunk_ms": summary(got["key_to_chunk_ms"], 0.5, 0.95),
+        "resume_ms": summary(got["resume_ms"], 0.5, 0.95),
+        "rss_mb": rss,
+        "bytes_per_s": round(got["bytes"] / seconds) if seconds else None,
+    }
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="realtime-omni bench world", description="Sessions over real sockets against a server."
+    )
+    parser.add_argument("--model", default="null", help="a recipe or model: null, tiny-world, ...")
+    parser.add_argument("--sessions", type=int, default=1)
+    parser.add_argument("--chunks", type=int, default=200, help="per session")
+    parser.add_argument("--hz", type=float, default=12.0, help="blocks per second and session, on demand")
+    parser.add_argument("--fps", type=float, help="frames per second of a paced session (default: the model's)")
+    parser.add_argument("--cadence", choices=("paced", "on_demand"), help="default: on_demand for null, else paced")
+    parser.add_argument(
+        "--format", choices=("jpeg", "h264", "rgb24", "latent"), help="default: jpeg for null, else h264"
+    )
+    parser.add_argument("--churn", type=int, default=0, help="a new session after so many chunks")
+    parser.add_argument("--resume", action="store_true", help="paced: cut the socket half-way and resume")
+    parser.add_argument("--warm-up", type=int, default=5, help="chunks per session that percentiles leave out")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE")
+    parser.add_argument("--connect", metavar="HOST:PORT", help="measure a server that runs already")
+    parser.add_argument("--json", action="store_true", help="one JSON object and nothing else")
+    args = parser.parse_args(argv)
+    args.cadence = args.cadence or ("on_demand" if args.model == "null" else "paced")
+    args.format = args.format or ("jpeg" if args.model == "null" else "h264")
+    if args.model != "null" and args.cadence == "paced":
+        args.resume = args.resume or args.chunks >= 20
+    return args
+
+
+def main(argv: Sequence[str]) -> int:
+    args = parse(argv)
+    if args.connect:
+        got, rss = asyncio.run(run_load(args, args.connect, None))
+        result = report(args, got, rss, None)
+    else:
+        with server(args) as (address, pid, start_s):
+            got, rss = asyncio.run(run_load(args, address, pid))
+        result = report(args, got, rss, start_s)
+    if args.json:
+        print(json.dumps(result, indent=2))
+    else:
+        for name, value in result.items():
+            print(f"{name}: {json.dumps(value)}")
+    return 0 if result["valid"] else 1
+
+
+__all__ = ["main", "parse", "report"]
