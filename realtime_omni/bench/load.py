@@ -147,7 +147,8 @@ class Client:
             if time.perf_counter() >= next_key:
                 next_key = time.perf_counter() + self._random.uniform(0.5, 2.0) * self._period_s
                 asyncio.get_running_loop().call_later(
-                    self._random.random() * self._period_s, lambda: asyncio.ensure_future(self._quiet_keys(ws))
+                    self._random.random() * self._period_s,
+                    lambda socket=ws: asyncio.ensure_future(self._quiet_keys(socket)),
                 )
             chunk = await self._sock.chunk(self._frames, self._args.format)
             got = self._sock.first_frame_at

@@ -123,7 +123,7 @@ class Engine:
             horizon_frames=settings.horizon_frames,
         )
         self._flights: dict[SessionId, Flight] = {}
-        self._planned_at_s = 0.0
+        self._planned_at_s = self._model_s = 0.0
 
     # ------------------------------------------------------------------ the street
 
@@ -161,6 +161,7 @@ class Engine:
     def plan(self) -> bool:
         """Choose the next batch, freeze its ticks, reserve its pages; False when nobody is due."""
         self._planned_at_s = self._clock.now_s()
+        self._model_s = 0.0
         due = [Due(e.session.id, e.waiters[0].order) for e in self.registry if e.waiters and not e.awaits_prefill]
         flights = []
         for session_id in choose(due, self.settings.max_batch):
@@ -300,8 +301,7 @@ class Engine:
                 run = plan([f.planned for f in group])
                 for row, flight in enumerate(group):
                     flight.run, flight.row = run, row
-            while run.advance():
-                self.progress_at_s = self._clock.now_s()
+            while self._advance(run):
                 self.absorb()
         except Exception as error:
             if run is not None:
@@ -310,6 +310,13 @@ class Engine:
                 flight.run = None
             return error
         return None
+
+    def _advance(self, run: TickRun) -> bool:
+        began_s = self._clock.now_s()
+        more = run.advance()
+        self.progress_at_s = self._clock.now_s()
+        self._model_s += self.progress_at_s - began_s
+        return more
 
     def _is_flying(self, flight: Flight) -> bool:
         return self._flights.get(flight.entry.session.id) is flight
@@ -373,6 +380,7 @@ class Engine:
             timings=ChunkTimings(
                 wait_ms=(self._planned_at_s - waiter.asked_at_s) * 1000,
                 tick_ms=(now_s - self._planned_at_s) * 1000,
+                model_ms=self._model_s * 1000,
                 batch_size=batch,
             ),
             pages_used=used,

@@ -352,10 +352,13 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class ChunkTimings:
-    """Milliseconds. ``wait_ms``: asked for to planned; ``tick_ms``: planned to settled, of a batch of ``batch_size`` rows."""
+    """Milliseconds. ``wait_ms``: asked for to planned; ``tick_ms``: planned to settled; ``model_ms``: of it inside the model.
+
+    The last two are of the whole batch of ``batch_size`` rows."""
 
     wait_ms: float
     tick_ms: float
+    model_ms: float
     batch_size: int
 
 

@@ -259,7 +259,7 @@ class FakeSession:
             first_frame=first,
             frames=count,
             prompt=self.prompt,
-            timings=ChunkTimings(wait_ms=0.5, tick_ms=5.0, batch_size=1),
+            timings=ChunkTimings(wait_ms=0.5, tick_ms=5.0, model_ms=4.0, batch_size=1),
             pages_used=3,
             pages_total=100,
         )
