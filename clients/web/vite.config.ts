@@ -7,6 +7,7 @@ const here = (path: string) => fileURLToPath(new URL(path, import.meta.url));
 
 export default defineConfig({
   base: "./",
+  cacheDir: here("./node_modules/.vite"),
   resolve: { alias: { "@page": here("./src") } },
   build: {
     outDir: here("../../realtime_omni/server/page"),

@@ -7,6 +7,7 @@ export interface ModelInfo { name: string; prompts: string[]; starts: StartPictu
 const KEY_ITEM = "realtime_omni.key";
 
 export class KeyWanted extends Error {}
+export class Refused extends Error {}
 
 export const apiKey = {
   get: (): string | null => sessionStorage.getItem(KEY_ITEM),
@@ -16,7 +17,8 @@ export const apiKey = {
 async function get(url: string): Promise<Response> {
   const key = apiKey.get();
   const response = await fetch(url, key ? { headers: { Authorization: `Bearer ${key}` } } : {});
-  if (response.status === 401 || response.status === 403) throw new KeyWanted();
+  if (response.status === 401) throw new KeyWanted();
+  if (response.status === 403) throw new Refused();
   if (!response.ok) throw new Error(`HTTP ${response.status}`);
   return response;
 }

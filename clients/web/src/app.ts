@@ -1,11 +1,13 @@
 // The page's middle: one connection, one player, one set of controls, and what each tells the others.
 
-import { apiKey, fetchModels, KeyWanted, packPicture, startOf, type ModelInfo } from "./api";
+import { apiKey, fetchModels, KeyWanted, packPicture, Refused, startOf, type ModelInfo } from "./api";
 import { Connection, type Link } from "./connection";
 import { Controls } from "./controls";
 import { preferredFormat } from "./decoder";
 import { byId } from "./dom";
-import { WorldMachine, type ResetOptions, type Saved, type StartOptions } from "./machine";
+import { keysOf } from "./held";
+import { keptSession } from "./kept";
+import { WorldMachine, type ResetOptions, type StartOptions } from "./machine";
 import { closedNotice, errorNotice, explain, failedNotice, type Action } from "./messages";
 import { LatencyMeter, RateMeter } from "./meters";
 import { Panel } from "./panel";
@@ -16,7 +18,6 @@ import { linkText, View } from "./view";
 
 export interface AppOptions { format: Format | null; model: string | null; debug: boolean }
 
-const SAVED_ITEM = "realtime_omni.session";
 const START_PICTURE_BYTES = 3_000_000; // a session.start may be 4 MiB
 const OVER = new Set(["session_gone", "session_not_found", "resume_refused", "session_exists"]);
 
@@ -60,7 +61,9 @@ export class App {
   private lastFrame: Frame | null = null;
   private lastChunk: Chunk | null = null;
   private pausedByPage = false;
+  private leaving = false;
   private walked = false;
+  private reachable = true;
   private errors: string[] = [];
   private readonly startedAt = performance.now();
 
@@ -70,6 +73,7 @@ export class App {
     byId("full").addEventListener("click", () => void toggleFullScreen());
     document.addEventListener("visibilitychange", () => this.visibilityChanged());
     window.addEventListener("pagehide", () => this.keepSession());
+    window.addEventListener("pageshow", () => { this.leaving = false; });
     setInterval(() => this.refreshStrip(), 250);
     this.picture.clear();
     document.body.toggleAttribute("data-debug", options.debug);
@@ -79,7 +83,7 @@ export class App {
     this.view.show({ title: "Opening the world", text: "The first picture takes a moment.", actions: [], tone: "busy" });
     this.format = this.options.format ?? (await preferredFormat());
     if (!(await this.findModels())) return;
-    const item = readSaved();
+    const item = keptSession.take();
     if (item && (!this.options.model || item.saved.started.model === this.options.model)) {
       const machine = WorldMachine.restore(item.saved);
       this.pausedByPage = item.pausedByPage;
@@ -121,9 +125,16 @@ export class App {
         this.view.link("Key wanted", "bad");
         return false;
       }
+      if (error instanceof Refused) {
+        this.view.show(errorNotice("origin_refused"));
+        this.view.link("Refused", "bad");
+        return false;
+      }
+      this.reachable = false;
       this.log(`models: ${String(error)}`); // the WebSocket may still work; it says more when it does not
       return true;
     }
+    this.reachable = true;
     this.model ??= this.models[0]?.name ?? null;
     this.showModel();
     return true;
@@ -144,7 +155,7 @@ export class App {
 
   private async renew(): Promise<void> {
     if (this.live || this.machine.phase === "failed") this.connection.send(this.machine.command("session.close"));
-    forgetSaved();
+    keptSession.forget();
     this.stopShowing();
     this.showModel();
     this.view.show({ title: "Opening the world", text: "The first picture takes a moment.", actions: [], tone: "busy" });
@@ -211,7 +222,7 @@ export class App {
 
   /** A hidden page shows nothing, so it asks for nothing; it plays on when it is seen again. */
   private visibilityChanged(): void {
-    if (document.hidden && this.machine.phase === "live") {
+    if (document.hidden && this.machine.phase === "live" && !this.leaving) {
       this.pausedByPage = this.connection.send(this.machine.command("session.pause"));
     } else if (!document.hidden && this.pausedByPage) {
       if (this.live) this.connection.send(this.machine.command("session.resume_play"));
@@ -233,7 +244,6 @@ export class App {
         for (const prompt of this.machine.takeLostPrompts()) this.prompt(prompt);
         this.sendKeys(performance.now()); // what the server believes to be held was released with the connection
         if (this.machine.phase === "failed") return;
-        if (this.pausedByPage && !document.hidden) return this.visibilityChanged();
         return this.machine.phase === "paused" ? this.paused() : this.playing();
       case "chunk":
         this.lastChunk = message;
@@ -298,6 +308,7 @@ export class App {
   }
 
   private paused(): void {
+    if (this.pausedByPage && !document.hidden) return this.visibilityChanged(); // seen again before the pause was answered
     this.pauseButton(true);
     this.panel.enable(true);
     this.view.link("Paused", "busy");
@@ -338,7 +349,7 @@ export class App {
       return;
     }
     if (this.machine.session && !OVER.has(error.code)) return; // the connection closes, and comes back
-    forgetSaved();
+    keptSession.forget();
     this.connection.drop();
     this.connection.machine = new WorldMachine();
     this.stopShowing();
@@ -346,7 +357,7 @@ export class App {
   }
 
   private ended(reason: string, code: string | null, message: string | null): void {
-    forgetSaved();
+    keptSession.forget();
     this.stopShowing();
     this.view.link("Ended", "bad");
     this.view.show(closedNotice(reason, code, message));
@@ -370,12 +381,17 @@ export class App {
       this.controls.enabled = false;
       this.controls.releaseAll();
       this.latency.forget();
-      if (!link.everOpened && link.attempt > 1) void this.findModels(); // a refused upgrade hides its status; this shows a 401
+      if (!link.everOpened && link.attempt > 1) void this.askWhy();
       if (resuming && link.attempt === 1) return; // usually back before anyone notices
-      const title = resuming ? "Reconnecting" : "The server does not answer";
+      const title = resuming ? "Reconnecting" : this.reachable ? "The server takes no one in now" : "The server does not answer";
       const wait = `Next try in ${Math.max(1, Math.round(link.retryInMs / 1000))} s.`;
       this.view.show({ title, text: resuming ? `Your walk is kept. ${wait}` : wait, actions: ["retry"], tone: "busy" });
     }
+  }
+
+  /** A browser hides why an upgrade was refused; the same server's HTTP side tells: a key is wanted, or nobody is there. */
+  private async askWhy(): Promise<void> {
+    if (!(await this.findModels())) this.connection.drop();
   }
 
   /** The decoder can't go on: the same session, in a format that any browser shows. */
@@ -390,9 +406,9 @@ export class App {
   }
 
   private keepSession(): void {
+    this.leaving = true; // browsers hide a page after they leave it: that is not the moment to pause
     const saved = this.machine.save();
-    const item: SavedItem = { saved: saved!, pausedByPage: this.pausedByPage };
-    if (saved) sessionStorage.setItem(SAVED_ITEM, JSON.stringify(item));
+    if (saved) keptSession.put({ saved, pausedByPage: this.pausedByPage });
   }
 
   private log(text: string): void {
@@ -412,28 +428,6 @@ export class App {
     view.strip("bytes", `${(this.bytes.perSecond(now) / 1000).toFixed(0)} kB/s`);
     view.strip("rtt", this.connection.rttMs === null ? "–" : `${Math.round(this.connection.rttMs)} ms`);
   }
-}
-
-/** The keys that the schema's enum names; null (all) when it names none. */
-function keysOf(schema: unknown): ReadonlySet<string> | null {
-  const match = /"enum":(\[[^\]]*\])/.exec(JSON.stringify(schema ?? null));
-  return match ? new Set(JSON.parse(match[1]!) as string[]) : null;
-}
-
-interface SavedItem { saved: Saved; pausedByPage: boolean }
-
-function readSaved(): SavedItem | null {
-  const text = sessionStorage.getItem(SAVED_ITEM);
-  forgetSaved(); // one try: a session that can't be resumed must not be tried at every reload
-  try {
-    return text ? (JSON.parse(text) as SavedItem) : null;
-  } catch {
-    return null;
-  }
-}
-
-function forgetSaved(): void {
-  sessionStorage.removeItem(SAVED_ITEM);
 }
 
 async function toggleFullScreen(): Promise<void> {

@@ -17,6 +17,12 @@ export function keyOf(event: { code: string; key: string }): WorldKey | null {
   return (WORLD_KEYS as readonly string[]).includes(letter) ? (letter as WorldKey) : null;
 }
 
+/** The keys that a control's JSON schema names in its enum; null (all) when it names none. */
+export function keysOf(schema: unknown): ReadonlySet<string> | null {
+  const match = /"enum":(\[[^\]]*\])/.exec(JSON.stringify(schema ?? null));
+  return match ? new Set(JSON.parse(match[1]!) as string[]) : null;
+}
+
 export class HeldKeys {
   private readonly sources = new Map<WorldKey, Set<string>>();
 

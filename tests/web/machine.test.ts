@@ -1,0 +1,183 @@
+import { StateError, WorldMachine } from "@page/machine";
+import { ProtocolError, type ServerMessage } from "@page/protocol";
+
+type Loose = Record<string, unknown>;
+
+const STARTED: Loose = {
+  type: "session.started", seq: 1, session_id: "s1", resume_token: "t1", model: "tiny", prompt: "a maze", seed: 7, format: "jpeg",
+  codec: null, width: 4, height: 4, fps: 10, frames_per_block: 3, cadence: "paced", lead_frames: 3,
+  limits: { max_pending_events: 8, max_message_bytes: 65536, max_events_per_s: 50, grace_s: 30, stall_timeout_s: 60, horizon_frames: null },
+  controls: [], prompts: [], starts: [], next_event_id: 0,
+};
+const RESUMED: Loose = {
+  type: "session.resumed", session_id: "s1", resume_token: "t2", replayed_from: 2, state: "playing", epoch: 0, next_frame: 0,
+  next_event_id: 0, format: "jpeg", codec: null,
+};
+const chunk = (seq: number, index: number, extra: Loose = {}): Loose => ({
+  type: "chunk", seq, epoch: 0, chunk_index: index, first_frame: index * 3, frames: 3, applied_event_ids: [], prompt: "a maze",
+  timings_ms: { tick: 1, encode: 1, wait: 0 }, kv: { pages_used: 1, pages_total: 2 }, ...extra,
+});
+
+function frameBytes(seq: number, frame: number, epoch = 0): ArrayBuffer {
+  const bytes = new ArrayBuffer(50);
+  const view = new DataView(bytes);
+  view.setUint16(0, 0x4f52, true);
+  view.setUint8(2, 1);
+  view.setUint8(3, 2);
+  view.setUint8(4, 1);
+  view.setUint16(6, 48, true);
+  view.setBigUint64(8, BigInt(seq), true);
+  view.setUint32(16, epoch, true);
+  view.setBigUint64(24, BigInt(frame), true);
+  view.setBigUint64(32, 0xffff_ffff_ffff_ffffn, true);
+  view.setUint32(44, 2, true);
+  return bytes;
+}
+
+const tell = (machine: WorldMachine, message: Loose): ServerMessage => machine.receiveText(JSON.stringify(message));
+
+function started(): WorldMachine {
+  const machine = new WorldMachine();
+  machine.start({ format: "jpeg" });
+  tell(machine, STARTED);
+  return machine;
+}
+
+describe("the machine", () => {
+  it("starts once, and counts from the server's numbers", () => {
+    const machine = started();
+    expect(machine.phase).toBe("live");
+    expect(machine.lastSeq).toBe(1);
+    expect(() => machine.start({ format: "jpeg" })).toThrow(StateError);
+  });
+
+  it("gives event ids in order, each once", () => {
+    const machine = started();
+    expect(machine.event({ prompt: "a" }).eventId).toBe(0);
+    expect(machine.heldKeys("camera", ["w"], 12)).toEqual({
+      eventId: 1,
+      message: {
+        type: "session.event", event_id: 1,
+        controls: [{ track: "camera", schema: "realtime_omni.held_keys.v1", data: { keys: ["w"], t_ms: 12 } }],
+      },
+    });
+  });
+
+  it("takes frames only as the chunk announced them", () => {
+    const machine = started();
+    expect(() => machine.receiveBinary(frameBytes(2, 0))).toThrow(ProtocolError);
+    tell(machine, chunk(2, 0));
+    for (const frame of [0, 1, 2]) machine.receiveBinary(frameBytes(3 + frame, frame));
+    expect(() => machine.receiveBinary(frameBytes(6, 3))).toThrow(ProtocolError);
+  });
+
+  it("finds a gap in the numbers, in text and in frames", () => {
+    const machine = started();
+    expect(() => tell(machine, { type: "session.paused", seq: 3 })).toThrow(ProtocolError);
+    tell(machine, chunk(2, 0));
+    expect(() => machine.receiveBinary(frameBytes(4, 0))).toThrow(ProtocolError);
+  });
+
+  it("acknowledges what arrived and what was shown", () => {
+    const machine = started();
+    tell(machine, chunk(2, 0));
+    const first = machine.receiveBinary(frameBytes(3, 0));
+    expect(machine.ack()).toEqual({ type: "session.ack", seq: 3, displayed: 0, epoch: 0 });
+    expect(machine.displayed(first)).toBe(true);
+    expect(machine.ack()).toEqual({ type: "session.ack", seq: 3, displayed: 1, epoch: 0 });
+  });
+
+  it("counts anew after a reset and does not count frames of before", () => {
+    const machine = started();
+    tell(machine, chunk(2, 0));
+    const old = [0, 1, 2].map((frame) => machine.receiveBinary(frameBytes(3 + frame, frame)))[2]!;
+    tell(machine, { type: "session.reset_done", seq: 6, epoch: 1, prompt: "a garden", seed: 9 });
+    expect(machine.displayed(old)).toBe(false);
+    expect(machine.ack()).toEqual({ type: "session.ack", seq: 6, displayed: 0, epoch: 1 });
+    expect([machine.prompt, machine.seed]).toEqual(["a garden", 9]);
+  });
+
+  it("resumes with the newest token and the last number, and takes the rest of a chunk", () => {
+    const machine = started();
+    tell(machine, chunk(2, 0));
+    machine.receiveBinary(frameBytes(3, 0));
+    machine.detach();
+    expect(machine.phase).toBe("detached");
+    expect(machine.resume({ takeover: true })).toEqual({
+      type: "session.resume", session_id: "s1", resume_token: "t1", last_seq: 3, takeover: true,
+    });
+    tell(machine, { ...RESUMED, replayed_from: 4 });
+    machine.receiveBinary(frameBytes(4, 1));
+    machine.receiveBinary(frameBytes(5, 2));
+    machine.detach();
+    expect(machine.resume()).toMatchObject({ resume_token: "t2", last_seq: 5 });
+  });
+
+  it("refuses a replay with a gap", () => {
+    const machine = started();
+    machine.detach();
+    machine.resume();
+    expect(() => tell(machine, { ...RESUMED, replayed_from: 3 })).toThrow(ProtocolError);
+  });
+
+  it("sends prompts again that never arrived, and only those", () => {
+    const machine = started();
+    machine.event({ prompt: "first" });
+    machine.event({ prompt: "second" });
+    machine.event({ prompt: "third" });
+    tell(machine, { type: "event.accepted", seq: 2, event_id: 0, status: "accepted", pending: 1 });
+    machine.detach();
+    machine.resume();
+    tell(machine, { ...RESUMED, replayed_from: 3, next_event_id: 2 }); // the second had arrived, its answer will come
+    expect(machine.takeLostPrompts()).toEqual(["third"]);
+    expect(machine.takeLostPrompts()).toEqual([]);
+    expect(machine.event({ prompt: "third" }).eventId).toBe(3);
+  });
+
+  it("offers what the server says can be done about a failure", () => {
+    const machine = started();
+    tell(machine, { type: "session.failed", seq: 2, code: "tick_failed", message: "", chunk_index: 1, can: ["rollback", "close"] });
+    expect(machine.phase).toBe("failed");
+    expect(machine.can).toEqual(["rollback", "close"]);
+    expect(() => machine.event({ prompt: "x" })).toThrow(StateError);
+    expect(machine.command("session.rollback")).toEqual({ type: "session.rollback" });
+    tell(machine, { type: "session.recovered", seq: 3, chunk_index: 1 });
+    expect(machine.phase).toBe("live");
+  });
+
+  it("does not come back from a closed session", () => {
+    const machine = started();
+    tell(machine, { type: "session.closed", seq: 2, reason: "client" });
+    machine.detach();
+    expect(machine.phase).toBe("closed");
+    expect(() => machine.resume()).toThrow(StateError);
+    expect(machine.save()).toBe(null);
+  });
+
+  it("takes a takeover's end without a number", () => {
+    const machine = started();
+    tell(machine, { type: "session.closed", reason: "taken_over" });
+    expect(machine.phase).toBe("closed");
+  });
+
+  it("survives a reload: what it kept resumes, with everything received counted as shown", () => {
+    const machine = started();
+    tell(machine, chunk(2, 0));
+    machine.receiveBinary(frameBytes(3, 0));
+    machine.event({ prompt: "x" });
+    const back = WorldMachine.restore(JSON.parse(JSON.stringify(machine.save())) as NonNullable<ReturnType<WorldMachine["save"]>>);
+    expect(back.resume()).toMatchObject({ session_id: "s1", resume_token: "t1", last_seq: 3 });
+    tell(back, { ...RESUMED, replayed_from: 4 });
+    back.receiveBinary(frameBytes(4, 1));
+    expect(back.ack()).toEqual({ type: "session.ack", seq: 4, displayed: 1, epoch: 0 });
+    expect(back.event({ prompt: "y" }).eventId).toBe(1);
+  });
+
+  it("may try again after a refused start", () => {
+    const machine = new WorldMachine();
+    machine.start({ format: "jpeg", model: "none" });
+    tell(machine, { type: "error", code: "model_unknown", message: "", fatal: false });
+    expect(machine.phase).toBe("idle");
+    machine.start({ format: "jpeg" });
+  });
+});

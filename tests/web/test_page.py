@@ -1,0 +1,303 @@
+"""The page in a real browser, against the fake world server: everything but the model.
+
+What needs the model (does a turn turn, does a prompt change the place) is in test_tiny_world_page.py.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from typing import Any
+
+import pytest
+
+from web.world_page import PHONE, PHONE_ON_ITS_SIDE, OpenPage, StartServer, World
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def url(start_server: StartServer) -> str:
+    return start_server("fake")
+
+
+@pytest.mark.parametrize("format_name", ["h264", "jpeg", "rgb24"])
+def test_it_opens_and_shows_a_moving_picture(open_page: OpenPage, url: str, format_name: str) -> None:
+    world = open_page(f"{url}?format={format_name}")
+    before = world.moves()
+    picture = world.pixels()
+    world.page.keyboard.down("w")
+    after = world.moves(12)
+    assert before["format"] == format_name
+    assert after["fps"] > 0
+    assert world.pixels() != picture
+    assert world.text("#link-text") == "Live"
+    assert after["errors"] in ([], ["models: Error: HTTP 404"])  # the fake has no model list
+
+
+def test_a_key_is_sent_when_it_changes_and_its_latency_is_measured(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    first = world.moves()["nextEventId"]
+    for _ in range(5):
+        world.page.keyboard.down("w")  # a held key repeats
+    held = world.wait("s.keys.length === 1 && s.latencyMs !== null")
+    assert held["keys"] == ["w"]
+    assert held["nextEventId"] == first + 1
+    assert 0 < held["latencyMs"] < 2_000
+    assert world.page.locator('[data-key="w"][data-held]').count() == 1
+    world.page.keyboard.up("w")
+    assert world.wait("s.keys.length === 0")["nextEventId"] == first + 2
+
+
+def test_keys_are_let_go_when_the_window_loses_the_focus(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    world.moves()
+    world.page.keyboard.down("w")
+    world.page.keyboard.down("l")
+    assert world.stats()["keys"] == ["w", "l"]
+    world.page.evaluate("window.dispatchEvent(new Event('blur'))")
+    assert world.stats()["keys"] == []
+
+
+def test_typing_a_place_does_not_walk(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    events = world.moves()["nextEventId"]
+    world.page.keyboard.press("/")
+    world.page.keyboard.type("wasd jikl")
+    assert world.page.input_value("#prompt") == "wasd jikl"
+    assert world.stats()["nextEventId"] == events
+    world.page.keyboard.press("Enter")
+    world.wait("s.prompt === 'wasd jikl'")
+    world.page.wait_for_selector('#place:text-is("wasd jikl")')
+    world.page.keyboard.down("d")  # the focus is back with the world
+    assert world.stats()["keys"] == ["d"]
+
+
+def test_everything_can_be_reached_from_the_keyboard_and_left_again(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    world.moves()
+    seen: list[str] = []
+    for _ in range(60):
+        world.page.keyboard.press("Tab")
+        element = "(e => e.id || e.dataset.key || e.dataset.prompt || e.tagName)(document.activeElement)"
+        seen.append(world.page.evaluate(element))
+        if seen[-1] == "BODY" and len(seen) > 5:
+            break
+    assert seen[-1] == "BODY", "the focus is trapped"
+    wanted = ["pause", "w", "a", "s", "d", "i", "j", "k", "l", "prompt", "upload", "seed", "reset", "renew", "close"]
+    assert [name for name in wanted if name not in seen] == []
+    world.page.focus('[data-key="w"]')
+    world.page.keyboard.down("Space")
+    assert world.stats()["keys"] == ["w"]
+    world.page.keyboard.up("Space")
+    assert world.stats()["keys"] == []
+    world.page.keyboard.press("p")
+    world.wait("s.phase === 'paused'")
+    assert world.page.evaluate("document.activeElement.textContent") == "Walk on"
+    world.page.keyboard.press("Enter")
+    world.moves()
+
+
+def test_two_fingers_hold_two_buttons(open_page: OpenPage, url: str) -> None:
+    world = open_page(url, viewport=PHONE, touch=True)
+    world.moves()
+    press = """([key, id, type]) => document.querySelector(`[data-key="${key}"]`).dispatchEvent(
+        new PointerEvent(type, { pointerId: id, pointerType: 'touch', button: 0, bubbles: true, cancelable: true }))"""
+    # Only a finger that is really down can be captured; these are made up.
+    world.page.evaluate("Element.prototype.setPointerCapture = () => undefined")
+    world.page.evaluate(press, ["w", 11, "pointerdown"])
+    world.page.evaluate(press, ["l", 12, "pointerdown"])
+    assert world.stats()["keys"] == ["w", "l"]
+    world.page.evaluate(press, ["w", 11, "pointerup"])
+    assert world.stats()["keys"] == ["l"]
+    world.page.evaluate(press, ["l", 12, "pointercancel"])
+    assert world.stats()["keys"] == []
+
+
+def test_a_drag_on_the_picture_looks_around(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    world.moves()
+    box = world.page.locator("#view").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    world.page.mouse.move(x, y)
+    world.page.mouse.down()
+    world.page.mouse.move(x + 90, y)
+    assert world.stats()["keys"] == ["l"]
+    world.page.mouse.move(x - 90, y)
+    assert world.stats()["keys"] == ["j"]
+    world.page.mouse.up()
+    assert world.stats()["keys"] == []
+
+
+def test_a_cut_socket_resumes_with_the_next_frame(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    watch_frame_numbers(world)
+    before = world.moves()
+    for _ in range(3):
+        world.page.evaluate("realtimeOmni.cut()")
+        after = world.moves(9)
+    assert after["sessionId"] == before["sessionId"]
+    assert after["epoch"] == before["epoch"]
+    frames = world.page.evaluate("window.frameNumbers")
+    assert len(frames) > 20
+    assert [later - earlier for earlier, later in itertools.pairwise(frames) if later != earlier + 1] == []
+
+
+def test_a_connection_that_the_server_drops_resumes(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    session = world.moves()["sessionId"]
+    watch_frame_numbers(world)
+    world.page.fill("#prompt", "drop")  # the fake cuts the connection after the next block
+    world.page.keyboard.press("Enter")
+    world.wait("s.prompt === 'drop'")
+    assert world.moves(15)["sessionId"] == session
+    frames = world.page.evaluate("window.frameNumbers")
+    assert [later - earlier for earlier, later in itertools.pairwise(frames) if later != earlier + 1] == []
+
+
+def watch_frame_numbers(world: World) -> None:
+    """Every frame number that is shown, noted by the page itself."""
+    world.page.evaluate("""() => {
+        window.frameNumbers = [];
+        const context = realtimeOmni.world.getContext('2d');
+        const draw = context.drawImage.bind(context);
+        context.drawImage = (...args) => {
+            draw(...args);
+            queueMicrotask(() => window.frameNumbers.push(realtimeOmni.stats().lastFrameIndex));
+        };
+    }""")
+
+
+def test_a_reload_comes_back_to_the_same_walk(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    before = world.moves()
+    world.page.reload()
+    after = world.moves()
+    assert after["sessionId"] == before["sessionId"]
+    assert after["lastFrameIndex"] > before["lastFrameIndex"]
+
+
+def test_without_webcodecs_it_takes_jpeg(open_page: OpenPage, url: str) -> None:
+    world = open_page(url, before="delete globalThis.VideoDecoder")
+    assert world.moves()["format"] == "jpeg"
+
+
+def test_a_decoder_that_fails_makes_it_change_to_jpeg_and_walk_on(open_page: OpenPage, url: str) -> None:
+    broken = """globalThis.VideoDecoder = class extends VideoDecoder {
+        decode(chunk) { if ((this.fed = (this.fed ?? 0) + 1) > 8) throw new Error('made to fail'); super.decode(chunk); }
+    }"""
+    world = open_page(url, before=broken)
+    after = world.wait("s.format === 'jpeg' && s.shownFrames > 20")
+    assert any("decoder" in error for error in after["errors"])
+    assert after["epoch"] == 0
+
+
+def test_a_failed_block_offers_what_the_server_says_can_be_done(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    world.moves()
+    world.page.fill("#prompt", "fail")
+    world.page.keyboard.press("Enter")
+    world.wait("s.phase === 'failed'")
+    assert "failed to produce" in world.text("#card-text")
+    assert world.page.locator("#card-actions button").count() >= 2
+    world.page.click("#card-actions >> text=Start over")
+    assert world.moves()["epoch"] == 1
+
+
+def test_start_over_keeps_the_session_and_end_ends_it(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    session = world.moves()["sessionId"]
+    world.page.fill("#seed", "42")
+    world.page.click("#reset")
+    assert world.wait("s.epoch === 1 && s.lastFrameIndex > 3")["sessionId"] == session
+    assert world.page.input_value("#seed") == "42"
+    world.page.click("#close")
+    world.wait("s.phase === 'closed'")
+    assert world.text("#card-title") == "You have left the world"
+    world.page.click("#card-actions button")
+    assert world.moves()["sessionId"] != session
+
+
+def test_an_own_picture_is_cut_to_size_and_sent(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    world.moves()
+    dot = base64.b64decode(
+        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
+    )
+    files = [{"name": "dot.png", "mimeType": "image/png", "buffer": dot}]
+    world.page.set_input_files("#upload", files)
+    assert world.wait("s.epoch === 1 && s.lastFrameIndex > 2")["epoch"] == 1
+
+
+def test_a_hidden_page_pauses_and_a_seen_one_plays_on(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    world.moves()
+    show = """hidden => {
+        Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });
+        document.dispatchEvent(new Event('visibilitychange'));
+    }"""
+    world.page.evaluate(show, True)
+    world.wait("s.phase === 'paused' && s.received === s.shown")
+    world.page.evaluate(show, False)
+    world.moves()
+
+
+def test_the_same_walk_in_a_second_window_takes_it_over(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    first = world.moves()
+    world.page.keyboard.press("p")  # or it would acknowledge more than the other window knows of
+    world.wait("s.phase === 'paused' && s.received === s.shown")
+    world.page.evaluate("window.dispatchEvent(new Event('pagehide'))")  # keeps what a window needs to come back
+    second = world.page.context.new_page()
+    kept = world.page.evaluate("sessionStorage.getItem('realtime_omni.session')")
+    second.add_init_script(f"sessionStorage.setItem('realtime_omni.session', {kept!r})")
+    second.goto(url)
+    there = World(second, world.problems)
+    there.wait("s.phase === 'paused'")
+    world.wait("s.phase === 'closed'")
+    second.keyboard.press("p")
+    assert there.moves()["sessionId"] == first["sessionId"]
+    assert world.text("#card-title") == "Open in another window"
+
+
+def test_a_server_with_a_key_asks_for_it(open_page: OpenPage, start_server: StartServer) -> None:
+    # The fake compares the subprotocol's text as it is (base64url of the key), and has no model list, to which a real
+    # server answers 401 without the key.
+    locked = start_server("fake", "--api-key", "b3BlbiBzZXNhbWU")
+    world = open_page(locked, routes={"**/v1/models": answer_with_key})
+    world.page.fill("#key", "open sesame")
+    world.page.keyboard.press("Enter")
+    world.moves()
+
+
+def answer_with_key(route: Any) -> None:
+    known = route.request.headers.get("authorization") == "Bearer open sesame"
+    route.fulfill(status=200 if known else 401, json={"models": []} if known else {"error": {"code": "unauthorized"}})
+
+
+@pytest.mark.parametrize("viewport", [PHONE, PHONE_ON_ITS_SIDE], ids=["upright", "on its side"])
+def test_a_phone_shows_world_and_buttons_without_sideways_scrolling(
+    open_page: OpenPage, url: str, viewport: dict[str, int]
+) -> None:
+    world = open_page(url, viewport=viewport, touch=True)
+    world.moves()
+    width = world.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert width[0] <= width[1] == viewport["width"]
+    for selector in ("#view", '[data-key="w"]', '[data-key="d"]', '[data-key="l"]', '[data-key="s"]'):
+        box = world.page.locator(selector).bounding_box()
+        assert 0 <= box["x"] <= viewport["width"] - box["width"], selector
+        assert 0 <= box["y"] <= viewport["height"] - box["height"], selector
+    for selector in ('[data-key="w"]', '[data-key="l"]'):
+        box = world.page.locator(selector).bounding_box()
+        assert min(box["width"], box["height"]) >= 44, "large enough for a finger"
+
+
+def test_on_its_side_the_place_is_in_a_drawer(open_page: OpenPage, url: str) -> None:
+    world = open_page(url, viewport=PHONE_ON_ITS_SIDE, touch=True)
+    world.moves()
+    assert not world.page.is_visible("#prompt")
+    world.page.click("#menu")
+    world.page.click("#prompts button >> nth=1")
+    chosen = world.page.locator("#prompts button >> nth=1").get_attribute("data-prompt")
+    world.wait(f"s.prompt === {chosen!r}")
+    assert not world.page.is_visible("#prompt")

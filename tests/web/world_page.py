@@ -1,0 +1,123 @@
+"""What the page's tests and `screenshots.py` share: how a server and the browser are started, and the words of a test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "realtime_omni" / "server" / "page"
+FAKE = ROOT / "tests" / "client" / "fake_world_server.py"
+# Background services of the browser would look for hosts that a closed network refuses, many at a time.
+BROWSER_ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+LAPTOP = {"width": 1366, "height": 768}
+PHONE = {"width": 390, "height": 844}
+PHONE_ON_ITS_SIDE = {"width": 844, "height": 390}
+
+StartServer = Callable[..., str]
+OpenPage = Callable[..., "World"]
+
+
+@contextlib.contextmanager
+def running_server(kind: str, *extra: str, log: Path, timeout_s: float = 30.0) -> Iterator[str]:
+    """The base URL of a server process: ``fake``, or a model that ``realtime-omni serve`` knows."""
+    port = _free_port()
+    if kind == "fake":
+        command = [sys.executable, str(FAKE), "--static", str(PAGE), "--width", "128", "--height", "128"]
+    else:
+        command = [sys.executable, "-m", "realtime_omni.cli", "serve", kind]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--port", str(port), *extra],
+            stdout=output,
+            stderr=output,
+            cwd=ROOT,
+            env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
+        )
+    try:
+        url = f"http://127.0.0.1:{port}/"
+        _wait_for(url, process, log, timeout_s)
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        try:
+            with urllib.request.urlopen(url, timeout=2):
+                return
+        except urllib.error.HTTPError:
+            return  # it answers
+        except OSError:
+            time.sleep(0.1)
+    raise RuntimeError(f"no server at {url}:\n{log.read_text()[-3000:]}")
+
+
+class World:
+    """A page under test and the words of its tests."""
+
+    def __init__(self, page: Any, problems: list[str]) -> None:
+        self.page = page
+        self.problems = problems
+
+    def stats(self) -> dict[str, Any]:
+        return dict(self.page.evaluate("realtimeOmni.stats()"))
+
+    def wait(self, condition: str, timeout_s: float = 15.0) -> dict[str, Any]:
+        """Until a JavaScript condition over ``s`` (the statistics) holds."""
+        self.page.wait_for_function(
+            f"() => {{ const s = realtimeOmni.stats(); return {condition}; }}", timeout=timeout_s * 1000, polling=30
+        )
+        return self.stats()
+
+    def moves(self, frames: int = 6, timeout_s: float = 15.0) -> dict[str, Any]:
+        """Until the world is live and shows some more frames."""
+        shown = self.stats()["shownFrames"]
+        return self.wait(f"s.phase === 'live' && s.shownFrames >= {shown + frames}", timeout_s)
+
+    def pixels(self) -> list[int]:
+        """The world as it is shown, in its own size, gray, row by row."""
+        script = """() => {
+            const { width, height } = realtimeOmni.world;
+            const data = realtimeOmni.world.getContext('2d').getImageData(0, 0, width, height).data;
+            const gray = [];
+            for (let i = 0; i < data.length; i += 4) gray.push(Math.round((data[i] + 2 * data[i + 1] + data[i + 2]) / 4));
+            return gray;
+        }"""
+        return list(self.page.evaluate(script))
+
+    def text(self, selector: str) -> str:
+        return str(self.page.inner_text(selector)).strip()
