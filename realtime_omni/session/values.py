@@ -247,10 +247,23 @@ class TickRequest:
             chunk_index=ChunkIndex(check_event_id(raw.get("chunk_index"), "chunk_index")),
             applied_event_ids=check_event_ids(raw.get("applied_event_ids"), "applied_event_ids"),
             prompt=None if prompt is None else check_prompt(prompt),
-            controls=tuple(ControlInput(c["track"], c["schema"], c["data"]) for c in controls),
-            reset=bool(raw.get("reset", False)),
-            close_session=bool(raw.get("close_session", False)),
+            controls=tuple(_control(c, f"controls[{i}]") for i, c in enumerate(controls)),
+            reset=_flag(raw, "reset"),
+            close_session=_flag(raw, "close_session"),
         )
+
+
+def _control(raw: object, path: str) -> ControlInput:
+    if not isinstance(raw, Mapping) or not {"track", "schema", "data"} <= set(raw):
+        raise ArgumentError(f"{path} must be a mapping with track, schema and data", path=path)
+    return ControlInput(raw["track"], raw["schema"], raw["data"])
+
+
+def _flag(raw: Mapping[str, Any], name: str) -> bool:
+    value = raw.get(name, False)
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{name} must be true or false", path=name)
+    return value
 
 
 def _text(value: object, path: str) -> str:
