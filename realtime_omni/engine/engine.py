@@ -251,14 +251,13 @@ class Engine:
         """Freeze the next tick of a session, or answer its waiter with why not."""
         waiter = entry.waiters.popleft()
         try:
-            tick = entry.session.begin_tick(waiter.outputs)
-        except OmniError as error:
-            if isinstance(error, StateError):
-                self._front.fail(waiter.ticket, error, entry)
-            else:
-                self._fail(entry, waiter, error)
+            entry.session.require_tick()
+        except StateError as refused:
+            self._front.fail(waiter.ticket, refused, entry)
             return None
-        except Exception as error:
+        try:
+            tick = entry.session.begin_tick(waiter.outputs)
+        except Exception as error:  # the reducer's, whatever its type
             self._fail(entry, waiter, error)
             return None
         return Flight(entry, PlannedRow(tick, waiter.outputs), waiter)

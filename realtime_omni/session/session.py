@@ -120,8 +120,10 @@ class Session:
         return tick
 
     def verify(self, metadata: ChunkMetadata) -> None:
-        """Raises ChunkMetadataError, naming the first field that differs from the submitted tick."""
+        """Raises ChunkMetadataError: there is none, or the first field that differs from the submitted tick."""
         assert self.in_flight is not None
+        if not isinstance(metadata, ChunkMetadata):
+            raise ChunkMetadataError("the output carries no chunk metadata", path="metadata")
         expected = ChunkMetadata.from_tick(self.in_flight.tick)
         for name in ("session_id", "request_id", "chunk_index", "applied_event_ids"):
             got, want = getattr(metadata, name), getattr(expected, name)
