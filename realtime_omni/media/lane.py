@@ -24,13 +24,15 @@ class EncodePool:
     """The process's encoder threads."""
 
     def __init__(self, threads: int | None = None) -> None:
-        self._threads = threads or max(1, min(4, (os.cpu_count() or 2) - 1))
-        self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="encode")
+        threads = threads or max(2, min(4, (os.cpu_count() or 2) - 1))
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="encode")
+        # Opening encoders and reading pictures must not queue behind somebody's frames.
+        self._setup = ThreadPoolExecutor(1, thread_name_prefix="media-setup")
         self._lanes = 0
 
     async def run(self, work: Callable[[], _T]) -> _T:
-        """Run any short blocking work (image decoding, too) in the pool."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        """Run short blocking work that is not encoding: opening an encoder, decoding a picture."""
+        return await asyncio.get_running_loop().run_in_executor(self._setup, work)
 
     async def lane(self, format_name: str, width: int, height: int, fps: float) -> EncodeLane:
         """A lane with its own encoder, opened in the pool. Raises ArgumentError (``unsupported``)."""
@@ -45,6 +47,7 @@ class EncodePool:
     def close(self) -> None:
         """Wait for running work, then end the threads."""
         self._executor.shutdown(wait=True, cancel_futures=True)
+        self._setup.shutdown(wait=True, cancel_futures=True)
 
     def _lane_closed(self) -> None:
         self._lanes -= 1

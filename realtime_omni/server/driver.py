@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import TYPE_CHECKING
 
 from realtime_omni.errors import AbortedError, ErrorCode, OmniError, SessionGoneError
@@ -72,17 +73,21 @@ class Driver:
         if self._not_before is not None:
             start_at = max(self._not_before, start_at or now)
         if start_at is not None and start_at > now:
-            return start_at if stalled_at is None else min(start_at, stalled_at)
+            look_at = min(start_at, math.inf if stalled_at is None else stalled_at)
+            return None if look_at == math.inf else look_at
         if start_at is not None:
             self._hub.metrics.observe("start_lateness_seconds", now - start_at)
         self._not_before = None
+        record.pacer.started()
         await self._block(record, now)
-        return self._clock.now_s()
+        return now
 
     async def _block(self, record: WireSession, started_s: float) -> None:
+        committed = False
         try:
             chunk = await record.door.next_chunk(record.outputs)
             record.emit_chunk(chunk, started_s, self._clock.now_s)
+            committed = True
         except AbortedError:
             return  # the abort's own answer says so; the block is asked for again
         except SessionGoneError:
@@ -99,3 +104,6 @@ class Driver:
         else:
             self._hub.metrics.count("blocks_total")
             self._hub.metrics.observe("tick_seconds", chunk.timings.tick_ms / 1000)
+        finally:
+            if not committed:
+                record.pacer.restart()  # nobody will report this block's delivery

@@ -8,6 +8,8 @@ or a hold is never followed by a burst.
 
 from __future__ import annotations
 
+import math
+
 _MEAN_GAIN = 1 / 8
 _DEVIATION_GAIN = 1 / 4
 _DEVIATIONS = 2.0
@@ -22,6 +24,7 @@ class Pacer:
         self._fps = fps
         self._block_s = frames_per_block / fps
         self._origin: float | None = None
+        self._first_under_way = False
         self._mean_s: float | None = None
         self._deviation_s = 0.0
 
@@ -33,12 +36,19 @@ class Pacer:
         return min(self._block_s, self._mean_s + _DEVIATIONS * self._deviation_s + MARGIN_S)
 
     def start_at(self, frame: int) -> float | None:
-        """When generating the block that begins with ``frame`` should start; None: at once."""
-        return None if self._origin is None else self._origin + frame / self._fps - self.estimate_s
+        """When the block that begins with ``frame`` should start; None: at once; infinity: when the first is delivered."""
+        if self._origin is None:
+            return math.inf if self._first_under_way else None
+        return self._origin + frame / self._fps - self.estimate_s
+
+    def started(self) -> None:
+        """A block was started. The first one defines the clock, so the second waits for its delivery."""
+        self._first_under_way = self._origin is None
 
     def restart(self) -> None:
         """A new epoch, a pause or a reconnect: the next delivery defines the clock anew."""
         self._origin = None
+        self._first_under_way = False
 
     def delivered(self, frame: int, now: float, took_s: float) -> None:
         """The block that begins with ``frame`` is on its way to the client, ``took_s`` after it was started."""
@@ -51,3 +61,4 @@ class Pacer:
         due = None if self._origin is None else self._origin + frame / self._fps
         if due is None or now - due > self._block_s:
             self._origin = now - frame / self._fps
+        self._first_under_way = False

@@ -38,7 +38,7 @@ def serve(config: Config) -> None:
         ConfigError: refused settings (a public host without a key) or an address that cannot be bound.
     """
     settings = ServerSettings.from_config(config)
-    with _bind(settings) as listener:
+    with bind(settings) as listener:
         from realtime_omni.manager import SessionManager
 
         asyncio.run(_serve(SessionManager(config=config), settings, listener))
@@ -92,13 +92,21 @@ async def running(app: FastAPI, settings: ServerSettings, listener: socket.socke
         app.state.hub.close()
 
 
-def _bind(settings: ServerSettings) -> socket.socket:
+def bind(settings: ServerSettings) -> socket.socket:
+    """A listening socket. Raises ConfigError naming the address."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    # The protocol is named: asyncio turns Nagle's algorithm off only for sockets that say they are TCP, and with it on
+    # every block would wait some 40 ms for the peer's delayed acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=128)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))
+        listener.listen(128)
     except OSError as error:
+        listener.close()
         reason = error.strerror or "the address cannot be used"
         raise ConfigError(f"server.port: cannot listen on {settings.host}:{settings.port}: {reason}") from None
+    return listener
 
 
 @contextlib.contextmanager

@@ -101,6 +101,8 @@ class WireSession:
         def sent() -> None:
             at = now_s()
             self.pacer.delivered(chunk.first_frame, at, at - started_s)
+            if self.connection is not None:
+                self.connection.changed.set()
 
         self.emit(entries, sent=sent)
 

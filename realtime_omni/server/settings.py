@@ -5,6 +5,7 @@ Owns the limits of the listening side and their reasons. Knows no socket and no 
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -79,7 +80,12 @@ class ServerSettings:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach ``host``."""
-    return host.lower() in LOOPBACK_HOSTS or host.startswith("127.")
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name may resolve to anything
 
 
 def _allowed_hosts(host: str, origins: tuple[str, ...]) -> frozenset[str]:

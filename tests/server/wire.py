@@ -101,6 +101,10 @@ class Client:
 
     async def resume(self, session_id: str, token: str, last_seq: int, **fields: Any) -> Any:
         await self.until("hello")
+        return await self.resume_again(session_id, token, last_seq, **fields)
+
+    async def resume_again(self, session_id: str, token: str, last_seq: int, **fields: Any) -> Any:
+        """Resume on a connection that has greeted already."""
         self.send("session.resume", session_id=session_id, resume_token=token, last_seq=last_seq, **fields)
         resumed = await self.until("session.resumed")
         self.session_id, self.token, self.last_seq = session_id, resumed.resume_token, last_seq

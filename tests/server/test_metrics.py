@@ -1,0 +1,77 @@
+"""Metrics: one fixed table, labels from closed sets, documentation that equals the table."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from realtime_omni.server.metrics import TABLE, Metrics, table_markdown
+from server.fakes import FakeManager, FakeStatistics
+from server.wire import Client, make_hub
+
+ROOT = Path(__file__).resolve().parents[2]
+FORBIDDEN_LABELS = {"session", "session_id", "request", "request_id", "connection", "prompt", "event_id", "user", "key"}
+
+
+@pytest.mark.req("AC-50")
+def test_labels_are_closed_sets_without_ids_or_prompts() -> None:
+    for spec in TABLE:
+        assert not FORBIDDEN_LABELS & set(spec.labels), spec.name
+        for values in spec.labels.values():
+            assert 1 < len(values) <= 64, spec.name
+            assert all(re.fullmatch(r"[a-z0-9_]+", value) for value in values), spec.name
+
+
+@pytest.mark.req("AC-50")
+def test_every_metric_documents_unit_labels_and_aggregation() -> None:
+    page = (ROOT / "protocols" / "metrics.md").read_text(encoding="utf-8")
+    assert table_markdown() in page
+    for spec in TABLE:
+        assert spec.unit
+        assert spec.help.endswith(".")
+        assert spec.aggregate
+    assert len({spec.name for spec in TABLE}) == len(TABLE)
+
+
+@pytest.mark.req("AC-50")
+def test_a_label_value_outside_the_table_is_refused() -> None:
+    metrics = Metrics()
+    with pytest.raises(ValueError, match="not a value"):
+        metrics.count("events_total", status="s-123")
+    with pytest.raises(ValueError, match="labels"):
+        metrics.count("blocks_total", session_id="s-123")
+    with pytest.raises(KeyError):
+        metrics.count("made_up_total")
+
+
+@pytest.mark.req("AC-50")
+async def test_what_is_scraped_after_a_session_is_exactly_the_table() -> None:
+    manager = FakeManager()
+    hub = make_hub(manager)
+    hub.metrics.watch(lambda: FakeStatistics(ticks_settled=3, pages_total=10, pages_used=4))
+    client = Client(hub)
+    await client.start(session_id="secret-session", prompt="a secret prompt")
+    client.press(0)
+    await client.block()
+    client.send("session.close")
+    await client.end()
+    hub.close()
+    text = hub.metrics.render().decode()
+    assert "secret" not in text
+    allowed = {spec.name.removesuffix("_total"): spec for spec in TABLE}
+    families = [f for f in text_string_to_metric_families(text) if not f.name.endswith("_created")]
+    assert {family.name for family in families} == set(allowed)
+    for family in families:
+        spec = allowed[family.name]
+        assert family.documentation == spec.help
+        assert family.type == spec.kind
+        for sample in family.samples:
+            labels = {name: value for name, value in sample.labels.items() if name != "le"}
+            assert set(labels) == set(spec.labels)
+            assert all(value in spec.labels[name] for name, value in labels.items())
+    assert hub.metrics.value("sessions_closed_total", reason="client") == 1
+    assert hub.metrics.value("kv_pages", state="used") == 4
+    assert hub.metrics.value("open_connections") == 0
