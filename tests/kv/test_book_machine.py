@@ -1,0 +1,284 @@
+"""Random sequences of everything a KV book can do, against a model that knows nothing of pools, tables or reference counts.
+
+The model keeps, per session, the numbered frames it committed (the same number on every branch), and one dictionary that plays
+the device's memory: page -> what was last written there. After every step the book recounts itself, every frame that the window
+rule says is stored must still hold what its session wrote, the history offered to a block must be the rule's, and free pages
+must be exactly those that no session needs.
+
+Faults seeded on purpose, one at a time, to see that this machine bites; each was found:
+
+- pool: double free; a page freed while another table has it; rollback commits; the null page handed out; a reservation of
+  an earlier session of the same name, or settled before, is accepted
+- window: eviction, rewind or release drops no references; eviction before the commit or at reserve; kept or seen window one
+  frame too short or too long; reset at the boundary ignored; a rewind keeps one frame too many, forgets the sink, or goes
+  where the context is gone; a fork takes no references or shares the list; prefill not committed, or unseen by its block;
+  pages of a frame rounded down
+- book: one branch of two rolled back; branches swapped; end keeps the scratch lane; two blocks in one lane; scratch inside
+  the pool; a fork without cross-attention rows; order of use not kept; a busy session offered for eviction; the pool sized
+  without the blocks in flight
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from realtime_omni.errors import ArgumentError, CapacityError
+from realtime_omni.kv.capacity import KVBranch, KVSpec
+from realtime_omni.kv.manager import BlockReservation, BranchBlock, KVBook
+
+SESSIONS = ("a", "b", "c", "d")
+CAPACITY = 3
+# sink, window, frames a block, tokens a frame, page tokens, reset at boundary
+GEOMETRIES = (
+    (1, 3, 1, 3, 2, False),
+    (3, 6, 3, 1, 1, False),
+    (0, 4, 2, 5, 2, False),
+    (2, 2, 2, 2, 4, False),
+    (1, 4, 2, 1, 1, True),
+)
+
+
+@dataclass
+class Shadow:
+    """What one session should have: frames committed in all, and which of them are stored, with the version written."""
+
+    completed: int = 0
+    stored: dict[int, int] = field(default_factory=dict)
+
+
+class BookMachine(RuleBasedStateMachine):
+    """See the module."""
+
+    @initialize(geometry=st.sampled_from(GEOMETRIES))
+    def open_book(self, geometry: tuple[int, int, int, int, int, bool]) -> None:
+        self.sink, self.window, self.block, tokens, page, self.reset = geometry
+        self.spec = KVSpec(
+            num_layers=1,
+            num_kv_heads=1,
+            head_dim=1,
+            tokens_per_frame=tokens,
+            frames_per_block=self.block,
+            window_frames=self.window,
+            sink_frames=self.sink,
+            page_tokens=page,
+            branches=(KVBranch("positive", 0), KVBranch("negative", 1)),
+            max_in_flight=2,
+            reset_at_boundary=self.reset,
+        )
+        self.book = KVBook(self.spec, sessions=CAPACITY)
+        self.per_frame = -(-tokens // page)
+        managed = self.book.pool.statistics().total
+        self.scratch_pages = range(managed, managed + self.spec.scratch_pages)
+        self.fresh = self.book.free_pages
+        self.shadows: dict[str, Shadow] = {}
+        self.order: list[str] = []
+        self.memory: dict[int, tuple[str, int, int]] = {}
+        self.open: dict[str, BlockReservation] = {}
+        self.past: dict[str, list[BlockReservation]] = {}
+        self.written: dict[int, dict[int, int]] = {}
+        self.versions = 0
+
+    # the rule of the window, on sets
+
+    def kept(self, completed: int) -> set[int]:
+        boundary = completed // self.window * self.window if self.reset else 0
+        return {i for i in range(completed) if i < self.sink or i >= max(completed - self.window, boundary)}
+
+    def seen(self, completed: int) -> set[int]:
+        unseen = self.window - self.block
+        return {i for i in self.kept(completed) if i < self.sink or i >= completed - unseen}
+
+    # what a session may do
+
+    @rule(session=st.sampled_from(SESSIONS))
+    def begin(self, session: str) -> None:
+        if session in self.shadows:
+            with pytest.raises(ValueError, match="open already"):
+                self.book.begin(session)
+        elif len(self.shadows) == CAPACITY:
+            with pytest.raises(CapacityError):
+                self.book.begin(session)
+        else:
+            self.book.begin(session)
+            self.shadows[session] = Shadow()
+            self.order.append(session)
+
+    @rule(session=st.sampled_from(SESSIONS), frames=st.integers(1, 3), prefill=st.integers(0, 3))
+    def plan(self, session: str, frames: int, prefill: int) -> None:
+        frames = min(frames, self.block)
+        if session not in self.shadows:
+            with pytest.raises(KeyError):
+                self.book.plan_block(session, frames)
+            return
+        shadow = self.shadows[session]
+        prefill = 0 if shadow.completed else min(prefill, self.sink + self.window)
+        if session in self.open or len(self.open) == self.spec.max_in_flight:
+            with pytest.raises((ValueError, CapacityError)):
+                self.book.plan_block(session, frames, prefill_frames=prefill)
+            return
+        # By the capacity formula this can never fail for want of pages.
+        reservation = self.book.plan_block(session, frames, prefill_frames=prefill)
+        self.order.remove(session)
+        self.order.append(session)
+        self.open[session] = reservation
+        self.run_tick(reservation, prefill)
+        for late in self.past.setdefault(session, []):
+            # Settled before, or planned by an earlier session of this name: refused, whatever is in flight now.
+            for settle in (self.book.commit, self.book.rollback):
+                with pytest.raises(ValueError, match="not open"):
+                    settle(late)
+        self.past[session] = [reservation]
+
+    def run_tick(self, reservation: BlockReservation, prefill: int) -> None:
+        """Write noise to scratch and a fresh version to every reserved page, as a tick that may yet fail does."""
+        shadow = self.shadows[reservation.session]
+        first = shadow.completed
+        assert reservation.first_frame == first + prefill
+        versions = {first + i: self.versions + i for i in range(prefill + reservation.frames)}
+        self.versions += len(versions)
+        self.written[reservation.number] = versions
+        expected = {i: v for i, v in {**shadow.stored, **versions}.items() if i in self.seen(first + prefill)}
+        for block in (*reservation.prefill, *reservation.branches):
+            for frame in (*block.scratch, *block.extra):
+                for page in frame.pages:
+                    assert page in self.scratch_pages
+                    self.memory[page] = ("scratch", 0, 0)
+            for frame in block.frames:
+                for place, page in enumerate(frame.pages):
+                    self.memory[page] = (block.branch, versions[frame.index], place)
+        for block in reservation.branches:
+            assert self.holds(block, expected), f"history {block.history} is not {expected}"
+
+    def holds(self, block: BranchBlock, expected: dict[int, int]) -> bool:
+        return [frame.index for frame in block.history] == sorted(expected) and all(
+            self.memory[page] == (block.branch, expected[frame.index], place)
+            for frame in block.history
+            for place, page in enumerate(frame.pages)
+        )
+
+    @rule(session=st.sampled_from(SESSIONS), blocks=st.integers(1, 5), prefill=st.integers(0, 3))
+    def run_blocks(self, session: str, blocks: int, prefill: int) -> None:
+        """Several whole ticks at once, so that most runs get past sink and window."""
+        if session not in self.shadows:
+            self.begin(session)
+        for _ in range(blocks if session in self.shadows and session not in self.open else 0):
+            self.plan(session, self.block, prefill)
+            if session not in self.open:
+                return
+            self.commit(session)
+
+    @rule(session=st.sampled_from(SESSIONS))
+    def commit(self, session: str) -> None:
+        if session not in self.open:
+            return
+        reservation = self.open[session]
+        evicted = self.book.commit(reservation)
+        del self.open[reservation.session]
+        shadow = self.shadows[reservation.session]
+        versions = self.written[reservation.number]
+        shadow.stored.update(versions)
+        shadow.completed += len(versions)
+        gone = set(shadow.stored) - self.kept(shadow.completed)
+        shadow.stored = {i: v for i, v in shadow.stored.items() if i not in gone}
+        assert sorted(frame.index for frame in evicted) == sorted([*gone, *gone])
+
+    @rule(session=st.sampled_from(SESSIONS))
+    def rollback(self, session: str) -> None:
+        if session in self.open:
+            self.book.rollback(self.open.pop(session))
+
+    @rule(session=st.sampled_from(SESSIONS), frames=st.integers(0, 8))
+    def rewind(self, session: str, frames: int) -> None:
+        shadow = self.shadows.get(session)
+        if shadow is None or session in self.open:
+            with pytest.raises((KeyError, ValueError)):
+                self.book.rewind(session, frames)
+            return
+        target = shadow.completed - frames
+        exact = target >= 0 and self.seen(target) <= set(shadow.stored)
+        assert self.book.can_rewind(session, frames) == exact
+        if not exact:
+            with pytest.raises(ArgumentError):
+                self.book.rewind(session, frames)
+            return
+        self.book.rewind(session, frames)
+        shadow.completed = target
+        shadow.stored = {i: v for i, v in shadow.stored.items() if i < target}
+
+    @rule(session=st.sampled_from(SESSIONS), name=st.sampled_from(SESSIONS))
+    def fork(self, session: str, name: str) -> None:
+        refused = session not in self.shadows or session in self.open or name in self.shadows
+        if refused or len(self.shadows) == CAPACITY:
+            with pytest.raises((KeyError, ValueError, CapacityError)):
+                self.book.fork(session, name)
+            return
+        self.book.fork(session, name)
+        source = self.shadows[session]
+        self.shadows[name] = Shadow(source.completed, dict(source.stored))
+        self.order.append(name)
+
+    @precondition(lambda self: len(self.shadows) == CAPACITY)
+    @rule(session=st.sampled_from(SESSIONS))
+    def end(self, session: str) -> None:
+        if session not in self.shadows:
+            with pytest.raises(KeyError):
+                self.book.end(session)
+            return
+        free = self.book.free_pages
+        assert self.book.end(session) == self.book.free_pages - free
+        self.open.pop(session, None)
+        del self.shadows[session]
+        self.order.remove(session)
+
+    @rule(idle=st.sets(st.sampled_from(SESSIONS)))
+    def oldest(self, idle: set[str]) -> None:
+        offered = [session for session in self.order if session in idle and session not in self.open]
+        assert self.book.oldest(idle) == (offered[0] if offered else None)
+
+    # what must hold at every moment
+
+    @invariant()
+    def recounts(self) -> None:
+        self.book.check()
+        assert self.book.sessions == tuple(self.order)
+
+    @invariant()
+    def stored_frames_hold_what_their_session_wrote(self) -> None:
+        for session, shadow in self.shadows.items():
+            assert self.book.completed_frames(session) == shadow.completed
+            for branch in ("positive", "negative"):
+                retained = self.book.table(session, branch).retained()
+                assert [frame.index for frame in retained] == sorted(shadow.stored)
+                for frame in retained:
+                    for place, page in enumerate(frame.pages):
+                        assert page != 0
+                        assert self.memory[page] == (branch, shadow.stored[frame.index], place)
+
+    @invariant()
+    def free_pages_are_those_that_nobody_needs(self) -> None:
+        stored = {version for shadow in self.shadows.values() for version in shadow.stored.values()}
+        in_flight = sum(len(self.written[reservation.number]) for reservation in self.open.values())
+        frames = 2 * (len(stored) + in_flight)
+        assert self.fresh - self.book.free_pages == frames * self.per_frame
+
+    def teardown(self) -> None:
+        if hasattr(self, "book"):
+            for session in list(self.shadows):
+                self.book.end(session)
+            self.book.check()
+            assert self.book.free_pages == self.fresh
+
+
+BookMachine.TestCase.settings = settings(
+    max_examples=100,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)
+TestBook = BookMachine.TestCase
