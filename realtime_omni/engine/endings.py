@@ -49,7 +49,8 @@ class Endings:
         entry.lease_until_s = None
         entry.close_reason = entry.close_reason or reason
         session.lifecycle.move(Trigger.CLOSE)
-        self._release(entry)
+        if entry.closing is None:  # else the release of a failed tick is under way, and this close joins it
+            self._release(entry)
 
     def release_failed_session(self, entry: Entry) -> None:
         """``on_failure: release``: a FAILED session gives its worker state back at once and keeps only its id."""

@@ -300,8 +300,10 @@ class Engine:
                 run = plan([f.planned for f in group])
                 for row, flight in enumerate(group):
                     flight.run, flight.row = run, row
-            while self._advance(run):
-                self.absorb()
+            more = True
+            while more:
+                more = self._advance(run)
+                self.absorb()  # also after the last piece: what arrived before the commit acts before it
         except Exception as error:
             if run is not None:
                 run.close()

@@ -6,10 +6,10 @@ Owns the way from "asked for" to "open": create and reset both end here. Knows n
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from realtime_omni.clock import Clock
-from realtime_omni.engine.consumer import TickConsumer
+from realtime_omni.engine.consumer import Release, TickConsumer
 from realtime_omni.engine.endings import Endings
 from realtime_omni.engine.entry import Entry
 from realtime_omni.engine.front import Front
@@ -19,6 +19,22 @@ from realtime_omni.session.lifecycle import SessionState, Trigger
 from realtime_omni.session.registry import Registry
 
 log = logging.getLogger(__name__)
+
+
+class After:
+    """A reset that begins when the release of the failed tick, which is under way, has succeeded."""
+
+    def __init__(self, release: Release, begin: Callable[[], Release]) -> None:
+        self._release = release
+        self._begin = begin
+        self._reset: Release | None = None
+
+    def poll(self) -> bool:
+        if self._reset is None:
+            if not self._release.poll():
+                return False
+            self._reset = self._begin()
+        return self._reset.poll()
 
 
 class Openings:
@@ -108,7 +124,10 @@ class Openings:
         A setup that the consumer refuses changes nothing and raises."""
         entry.session.lifecycle.require("reset")
         try:
-            entry.resetting = self._consumer.reset(setup)
+            if entry.closing is None:
+                entry.resetting = self._consumer.reset(setup)
+            else:
+                entry.resetting, entry.closing = After(entry.closing, lambda: self._consumer.reset(setup)), None
         except OmniError:
             raise
         except Exception as error:
