@@ -93,7 +93,7 @@ def _key_matches(facts: RequestFacts, key: str) -> bool:
     matched = False
     scheme, _, bearer = (facts.authorization or "").partition(" ")
     if scheme.lower() == "bearer":
-        matched |= hmac.compare_digest(bearer.strip().encode("utf-8", "replace"), expected)
+        matched |= hmac.compare_digest(bearer.strip().encode("latin-1", "replace"), expected)  # the bytes that came
     for name in facts.subprotocols:
         if name.startswith(KEY_SUBPROTOCOL):
             text = name.removeprefix(KEY_SUBPROTOCOL)

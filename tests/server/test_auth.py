@@ -13,6 +13,7 @@ from realtime_omni.server.auth import KEY_SUBPROTOCOL, RequestFacts, refusal
 from realtime_omni.server.settings import ServerSettings
 
 KEY = "kölsch key/+= 1"
+HEADER_KEY = KEY.encode().decode("latin-1")  # UTF-8 bytes, as ASGI hands header values over
 OPEN = ServerSettings()
 LOCKED = ServerSettings(api_key=KEY)
 SOCKET = RequestFacts(
@@ -76,8 +77,8 @@ def test_loopback_names_are_answered(host: str) -> None:
 @pytest.mark.parametrize(
     "facts",
     [
-        replace(SOCKET, authorization=f"Bearer {KEY}"),
-        replace(SOCKET, authorization=f"bearer  {KEY}"),
+        replace(SOCKET, authorization=f"Bearer {HEADER_KEY}"),
+        replace(SOCKET, authorization=f"bearer  {HEADER_KEY}"),
         replace(SOCKET, subprotocols=("realtime-omni.world.v1", as_subprotocol(KEY))),
     ],
 )

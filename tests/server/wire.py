@@ -185,7 +185,7 @@ def type_of(message: Any) -> str:
 async def eventually(condition: Any) -> None:
     """Let the loop run until the condition holds."""
     async with asyncio.timeout(LIVENESS_S):
-        while not condition():  # noqa: ASYNC110 (any condition, not one with an event)
+        while not condition():
             await asyncio.sleep(0)
 
 

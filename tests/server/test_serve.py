@@ -1,0 +1,148 @@
+"""``serve`` as a process: refusals before anything listens, one line when ready, and a clean end on a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from websockets.sync.client import connect
+
+from realtime_omni.config import Config, ServerSection
+from realtime_omni.errors import ConfigError
+from realtime_omni.manager import SessionManager
+from realtime_omni.server.clock import LoopClock
+from realtime_omni.server.hub import WorldHub
+from realtime_omni.server.metrics import Metrics
+from realtime_omni.server.run import serve
+from realtime_omni.server.settings import ServerSettings
+from realtime_omni_protocols.world import PATH, PROTOCOL
+from server.wire import Client, eventually
+
+READY_S = 60
+
+
+def server_process(*overrides: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "realtime_omni.cli", "serve", "null", "--port", "0", *overrides]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[str]]:
+    made = server_process()
+    yield made
+    if made.poll() is None:
+        made.kill()
+    made.communicate(timeout=10)
+
+
+def ready_url(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.search(r"http://\S+", line)
+    assert found, line
+    return found[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_process_cleanly_after_the_last_word(process: subprocess.Popen[str], number: int) -> None:
+    url = ready_url(process)
+    with connect(url.replace("http", "ws") + PATH, subprotocols=[PROTOCOL]) as client:  # type: ignore[list-item]
+        client.send(json.dumps({"type": "session.start", "format": "rgb24"}))
+        while json.loads(client.recv(timeout=10))["type"] != "session.started":
+            pass
+        process.send_signal(number)
+        words: list[Any] = []
+        try:
+            while True:
+                data = client.recv(timeout=10)
+                if isinstance(data, str):
+                    words.append(json.loads(data))
+        except Exception:
+            assert client.protocol.close_code == 1001
+        assert words[-1]["type"] == "session.closed"
+        assert words[-1]["reason"] == "shutdown"
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+
+
+def test_a_public_host_without_a_key_is_refused_with_one_line() -> None:
+    process = server_process("--host", "0.0.0.0")
+    out, errors = process.communicate(timeout=READY_S)
+    assert process.returncode == 2
+    assert out == ""
+    assert "REALTIME_OMNI_API_KEY" in errors
+    assert "Traceback" not in errors
+
+
+def test_an_address_in_use_is_refused_before_the_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+            serve(Config(model="no-such-model", server=ServerSection(port=port)))
+
+
+def _hub(manager: SessionManager, **settings: Any) -> WorldHub:
+    return WorldHub(manager, ServerSettings(**settings), Metrics(), LoopClock())
+
+
+@pytest.mark.req("AC-14")
+@pytest.mark.parametrize("grace_s", [0.0, 0.2])
+async def test_with_the_real_engine_a_socket_lost_during_a_tick_leaves_no_session_and_no_page(grace_s: float) -> None:
+    async with SessionManager.from_recipe("null") as manager:
+        hub = _hub(manager, grace_s=grace_s)
+        client = Client(hub)
+        await client.start(session_id="s")
+        await client.until("chunk")
+        await client.drop()
+        async with asyncio.timeout(10):
+            while manager.sessions():
+                await asyncio.sleep(0.01)
+        assert manager.statistics().pages_used == 0
+        assert manager.health().ok
+        assert len(hub.sessions) == 0
+        hub.close()
+
+
+async def test_with_the_real_engine_a_player_walks_resets_resumes_and_leaves() -> None:
+    async with SessionManager.from_recipe("null") as manager:
+        hub = _hub(manager)
+        client = Client(hub)
+        started = await client.start(session_id="s", format="h264", seed=3, fps=120)
+        control = started.controls[0]
+        for event_id in range(4):
+            data = {"keys": ["w"], "t_ms": event_id}
+            client.send(
+                "session.event",
+                event_id=event_id,
+                controls=[{"track": control.track, "schema": control.schema, "data": data}],
+            )
+            assert (await client.until("event.accepted")).status == "accepted"
+            await client.block()
+            client.ack()
+        client.send("session.reset", seed=4)
+        assert (await client.until("session.reset_done")).seed == 4
+        chunk, frames = await client.block()
+        assert (chunk.epoch, chunk.chunk_index, frames[0][0].key) == (1, 0, True)
+        await client.drop()
+        again = Client(hub)
+        await again.resume("s", client.token, client.last_seq)
+        again.displayed = 3
+        again.ack()
+        chunk, frames = await again.block()
+        assert frames[0][0].key
+        again.send("session.close")
+        assert (await again.end())[0] == 1000
+        await eventually(lambda: not manager.sessions())
+        hub.close()
