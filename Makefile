@@ -110,7 +110,7 @@ ifneq ($(wildcard $(WEB)/package.json),)
 web: $(STAMPS)/node_modules
 	@rm -rf $(STAMPS)/page && mkdir -p $(PAGE) && cp -R $(PAGE) $(STAMPS)/page
 	cd $(WEB) && npm run build && npm test --if-present
-	@diff -r $(STAMPS)/page $(PAGE) \
+	@diff -rq $(STAMPS)/page $(PAGE) \
 	  || { echo "$(PAGE) was not what $(WEB) builds; it has been rebuilt: commit it"; exit 1; }
 else
 web:
