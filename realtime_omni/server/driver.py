@@ -15,7 +15,7 @@ from realtime_omni.errors import AbortedError, ErrorCode, OmniError, SessionGone
 from realtime_omni.server.codes import describe_error
 from realtime_omni.server.outbox import Sender
 from realtime_omni.server.sessions import WireSession
-from realtime_omni_protocols.world import Close, Reply, WireCode, WorldServerSide
+from realtime_omni_protocols.world import Close, Reply, WireCode, WireState, WorldServerSide
 
 if TYPE_CHECKING:
     from realtime_omni.server.hub import WorldHub
@@ -62,7 +62,7 @@ class Driver:
     async def _session(self, record: WireSession, now: float) -> float | None:
         """Start a block, or say when to look again (``now``: at once; None: when something changes)."""
         stream = record.stream
-        stalled_at = stream.stall_deadline()
+        stalled_at = self._stalled_at(record)
         if stalled_at is not None and now >= stalled_at:
             _log.info("session stalled session=%s", record.id)
             await self._hub.close_session(record, "stalled")
@@ -81,6 +81,14 @@ class Driver:
         record.pacer.started()
         await self._block(record, now)
         return now
+
+    def _stalled_at(self, record: WireSession) -> float | None:
+        """When the session ends for lack of acks (frames are outstanding) or of any input (it is parked)."""
+        if record.stream.state is WireState.CLOSED:
+            return None
+        limit_s = self._hub.settings.stalled_input_s
+        deadlines = [record.stream.stall_deadline(), record.last_input_s + limit_s if limit_s > 0 else None]
+        return min((at for at in deadlines if at is not None), default=None)
 
     async def _block(self, record: WireSession, started_s: float) -> None:
         committed = False

@@ -41,7 +41,8 @@ def serve(config: Config) -> None:
     with bind(settings) as listener:
         from realtime_omni.manager import SessionManager
 
-        asyncio.run(_serve(SessionManager(config=config), settings, listener))
+        with contextlib.suppress(asyncio.CancelledError):  # a second signal while stopping
+            asyncio.run(_serve(SessionManager(config=config), settings, listener))
 
 
 async def _serve(manager: SessionManager, settings: ServerSettings, listener: socket.socket) -> None:

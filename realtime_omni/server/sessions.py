@@ -57,6 +57,8 @@ class WireSession:
     pacer: Pacer
     outputs: tuple[str, ...]
     connection: Attached | None = None
+    last_input_s: float = 0.0
+    """When the client last said anything but ``ping`` (on the server's clock)."""
     resetting: bool = False
     answer_to: str | None = None
     """``id`` of the client's reset or close that is under way: its answer carries it, whoever emits the answer."""

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from realtime_omni.config import Config
+from realtime_omni.config import STALLED_INPUT_DEFAULT_S, Config
 from realtime_omni.errors import ConfigError
 
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -26,6 +26,7 @@ class ServerSettings:
         allowed_hosts: names that a ``Host`` header may carry, without port; None accepts any (a key protects then).
         grace_s: how long a session outlives its socket.
         stall_timeout_s: how long a client with frames outstanding may make no progress.
+        stalled_input_s: how long an attached client may say nothing but pings; 0 is off.
         max_message_bytes: size of ``session.start`` (it may carry a picture); later messages have the protocol's bound.
     """
 
@@ -36,6 +37,7 @@ class ServerSettings:
     allowed_hosts: frozenset[str] | None = LOOPBACK_HOSTS
     grace_s: float = 30.0
     stall_timeout_s: float = 60.0
+    stalled_input_s: float = STALLED_INPUT_DEFAULT_S
     max_message_bytes: int = 4 * 1024 * 1024
     handshake_timeout_s: float = 10.0
     send_timeout_s: float = 20.0
@@ -74,6 +76,7 @@ class ServerSettings:
             allowed_hosts=_allowed_hosts(server.host, server.origins) if loopback else None,
             grace_s=config.session.grace_s,
             stall_timeout_s=server.stall_timeout_s,
+            stalled_input_s=server.stalled_input_s,
             max_message_bytes=server.max_message_bytes,
         )
 

@@ -116,6 +116,7 @@ class WorldConnection:
         """From now on this connection drives the session."""
         assert record.connection is None
         self.record = record
+        record.last_input_s = self._hub.clock.now_s()
         record.connection = self
         self.side.attach(record.stream)
         self._driver.attach(record)
@@ -177,12 +178,12 @@ class WorldConnection:
         if isinstance(command, SessionResume):
             await self._hub.resume(self, command)
             return
-        if isinstance(command, SessionAck | SessionNext | Ping):
-            return  # the wire machine has done it; the driver looks again
         record = self.record
-        if record is None:
-            raise WireError(WireCode.SESSION_GONE, "the session is closed")
-        now = self._hub.clock.now_s()
+        if isinstance(command, Ping) or record is None:
+            return  # answered by the wire machine; or the session has ended, and the last word is on its way
+        now = record.last_input_s = self._hub.clock.now_s()
+        if isinstance(command, SessionAck | SessionNext):
+            return  # the wire machine has done it; the driver looks again
         match command:
             case SessionEvent():
                 await self._event(record, command)

@@ -170,6 +170,49 @@ async def test_a_client_that_shows_nothing_is_closed_as_stalled(manager: FakeMan
     assert not manager.live
 
 
+@pytest.mark.req("AC-46")
+@pytest.mark.parametrize("parked", ["paused", "on demand", "failed"])
+async def test_a_parked_session_without_input_ends_with_an_error(manager: FakeManager, parked: str) -> None:
+    hub = make_hub(manager, stalled_input_s=30.0)
+    if parked == "failed":
+        manager.failures.append(TickError("broken"))
+    client = Client(hub)
+    await client.start(cadence="on_demand" if parked == "on demand" else "paced")
+    if parked == "paused":
+        await client.block()
+        client.send("session.pause")
+        await client.until("session.paused")
+    if parked == "failed":
+        await client.until("session.failed")
+    manager.clock.advance(20)
+    client.ack()
+    client.send("ping", id="p")
+    await client.until("pong")
+    await eventually(client.transport.inbound.empty)
+    manager.clock.advance(29)
+    client.send("ping")  # no input
+    await client.until("pong")
+    assert manager.live
+    manager.clock.advance(2)
+    assert (await client.end())[0] == 4408
+    assert (client.terminal.reason, client.terminal.code) == ("stalled", "stalled")
+    assert not manager.live
+    hub.close()
+
+
+@pytest.mark.req("AC-46")
+async def test_the_input_limit_can_be_turned_off(manager: FakeManager) -> None:
+    hub = make_hub(manager, stalled_input_s=0.0)
+    client = Client(hub)
+    await client.start(cadence="on_demand")
+    manager.clock.advance(1e6)
+    client.send("ping")
+    await client.until("pong")
+    assert manager.live
+    await hub.shutdown(5)
+    hub.close()
+
+
 async def test_a_silent_connection_ends_at_the_handshake_deadline(manager: FakeManager, hub: WorldHub) -> None:
     client = Client(hub)
     await client.until("hello")
