@@ -42,7 +42,6 @@ help:
 	@echo "make clean  remove .venv and the stamps"
 
 run: install
-	@echo "Serving $(RECIPE) on http://$(HOST):$(PORT)  (Ctrl-C stops it)"
 	@exec $(BIN)/realtime-omni serve $(RECIPE) --host $(HOST) --port $(PORT)
 
 test: lint imports web pytest
