@@ -180,7 +180,7 @@ export class App {
       try {
         options.image = await packPicture(beginning.picture, width, height, limits.max_message_bytes - 1_024);
       } catch {
-        return this.panel.say(explain("image_invalid"), "bad");
+        return this.view.say(explain("image_invalid"), "bad");
       }
     }
     if (this.live || this.machine.phase === "failed") this.connection.send(this.machine.reset(options));
@@ -189,13 +189,15 @@ export class App {
   private prompt(prompt: string): void {
     if (!this.live) return;
     this.connection.send(this.machine.event({ prompt }).message);
-    this.panel.say(`On the way to “${prompt}”.`);
+    this.view.say(`Going there: ${prompt}`);
   }
 
-  private sendKeys(at: number): void {
+  /** `pressedAt` is when the user did it; null for what the page sends again of its own, which measures nothing. */
+  private sendKeys(pressedAt: number | null): void {
     if (!this.live || this.track === null) return;
-    const { message, eventId } = this.machine.heldKeys(this.track, this.controls.held.keys(), Math.max(0, Math.round(at - this.startedAt)));
-    if (this.connection.send(message)) this.latency.sent(eventId, at);
+    const tMs = Math.max(0, Math.round((pressedAt ?? performance.now()) - this.startedAt));
+    const { message, eventId } = this.machine.heldKeys(this.track, this.controls.held.keys(), tMs);
+    if (this.connection.send(message) && pressedAt !== null) this.latency.sent(eventId, pressedAt);
   }
 
   private togglePause(): void {
@@ -242,7 +244,7 @@ export class App {
         if (this.settle(this.machine.session!)) this.machine.skipToReceived();
         this.connection.send(this.machine.ack());
         for (const prompt of this.machine.takeLostPrompts()) this.prompt(prompt);
-        this.sendKeys(performance.now()); // what the server believes to be held was released with the connection
+        this.sendKeys(null); // what the server believes to be held was released with the connection
         if (this.machine.phase === "failed") return;
         return this.machine.phase === "paused" ? this.paused() : this.playing();
       case "chunk":
@@ -250,7 +252,7 @@ export class App {
         this.player.blockArrived(performance.now());
         return;
       case "event.accepted":
-        if (message.prompt) this.panel.say(`Now: ${message.prompt}.`);
+        if (message.prompt) this.view.say(`Going there: ${message.prompt}`);
         return;
       case "session.paused": return this.paused();
       case "session.playing":
@@ -343,9 +345,8 @@ export class App {
   private refused(error: ServerError): void {
     this.log(`${error.code}: ${error.message}`);
     if (this.live && !error.fatal) {
-      this.panel.say(explain(error.code, error.message), "bad");
-      this.view.announce(explain(error.code, error.message));
-      if (error.code === "queue_full" || error.code === "rate_limited") setTimeout(() => this.sendKeys(performance.now()), 300);
+      this.view.say(explain(error.code, error.message), "bad");
+      if (error.code === "queue_full" || error.code === "rate_limited") setTimeout(() => this.sendKeys(null), 300);
       return;
     }
     if (this.machine.session && !OVER.has(error.code)) return; // the connection closes, and comes back

@@ -123,6 +123,7 @@ export class Connection {
       const format = this.resumeFormat ?? this.machine.format;
       this.send(this.machine.resume({ takeover: true, format }));
     } else if (this.startOptions) this.send(this.machine.start(this.startOptions));
+    this.ping();
   }
 
   private received(data: string | ArrayBuffer): void {
@@ -150,7 +151,11 @@ export class Connection {
   private heartbeat(): void {
     const now = performance.now();
     if (now - this.lastPongAt > PONG_TIMEOUT_MS && !document.hidden) this.lost();
-    else if (this.send({ type: "ping", t: Math.round(now * 10) / 10 })) this.attempt = 0; // it has held for a while
+    else if (this.ping()) this.attempt = 0; // it has held for a while
+  }
+
+  private ping(): boolean {
+    return this.send({ type: "ping", t: Math.round(performance.now() * 10) / 10 });
   }
 
   private lost(everOpened = true): void {

@@ -14,7 +14,7 @@ export const CODES: Record<string, { text: string; actions?: Action[] }> = {
   unsupported_version: { text: "The server speaks another version of the protocol: reload the page." },
   unsupported_format: { text: "The server can't send pictures in a format that this browser shows.", actions: ["retry"] },
   model_unknown: { text: "The server does not have this model.", actions: ["restart"] },
-  prompt_unknown: { text: "The model does not know this place. Try one of the suggestions." },
+  prompt_unknown: { text: "The model does not know this place." },
   control_invalid: { text: "The model refused these keys." },
   schema_unknown: { text: "This model is not walked with these keys." },
   image_invalid: { text: "This picture can't be used. Try a PNG or JPEG." },

@@ -1,7 +1,7 @@
 // The side panel: the place, start pictures, seed, session buttons. Turns what the user wants into the hooks' calls.
 
 import { fetchPicture, type ModelInfo, type StartPicture } from "./api";
-import { byId, make, setText } from "./dom";
+import { byId, make } from "./dom";
 
 export type Beginning = { start: string } | { picture: Blob } | null;
 
@@ -14,16 +14,13 @@ export interface PanelHooks {
 }
 
 const THUMBNAIL_PIXELS = 144;
-const NOTE = "The world changes around you while you walk.";
 
 export class Panel {
   /** What the next reset or session begins from. */
   beginning: Beginning = null;
   private readonly prompt = byId<HTMLInputElement>("prompt");
-  private readonly note = byId("prompt-note");
   private readonly seedInput = byId<HTMLInputElement>("seed");
   private readonly modelSelect = byId<HTMLSelectElement>("model");
-  private noteTimer = 0;
   private seedTyped = false;
 
   constructor(private readonly hooks: PanelHooks) {
@@ -87,7 +84,7 @@ export class Panel {
 
   prompts(prompts: readonly string[]): void {
     const chips = prompts.map((prompt) => {
-      const chip = make("button", { type: "button", textContent: prompt });
+      const chip = make("button", { type: "button", textContent: prompt, title: prompt });
       chip.dataset.prompt = prompt;
       chip.setAttribute("aria-pressed", "false");
       chip.addEventListener("click", () => {
@@ -109,16 +106,6 @@ export class Panel {
     const list = byId("starts");
     const own = list.lastElementChild!;
     list.replaceChildren(...starts.map((start) => make("li", {}, this.tile(start.name, { start: start.name }, fetchPicture(start.url)))), own);
-  }
-
-  say(text: string, tone: "bad" | "" = ""): void {
-    setText(this.note, text);
-    this.note.dataset.tone = tone;
-    clearTimeout(this.noteTimer);
-    this.noteTimer = window.setTimeout(() => {
-      setText(this.note, NOTE);
-      this.note.dataset.tone = "";
-    }, 6_000);
   }
 
   facts(facts: Record<string, string>): void {

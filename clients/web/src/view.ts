@@ -21,6 +21,7 @@ export class View {
   private readonly cells = new Map<StripName, HTMLElement>();
   private readonly card = byId("card");
   private cardKey = "";
+  private toastTimer = 0;
 
   constructor(private readonly onAction: (action: Action) => void, onKey: (key: string) => void) {
     for (const [name, label, title, main] of STRIP) {
@@ -74,6 +75,15 @@ export class View {
     this.announce(`${notice.title}. ${notice.text}`);
     if (wantsKey) byId("key").focus();
     else if (focus) buttons[0]?.focus({ preventScroll: true });
+  }
+
+  /** A line on the stage for some seconds: an answer to what the user did. */
+  say(text: string, tone: "bad" | "good" = "good"): void {
+    const toast = byId("toast");
+    setText(toast, text);
+    toast.dataset.tone = tone;
+    clearTimeout(this.toastTimer);
+    this.toastTimer = window.setTimeout(() => setText(toast, ""), tone === "bad" ? 7_000 : 3_500);
   }
 
   /** How to walk, until the first key. */

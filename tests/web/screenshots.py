@@ -1,0 +1,69 @@
+"""Pictures of the page for the documentation: ``python tests/web/screenshots.py [--model tiny-world] [--out docs/images]``.
+
+Starts its own server and walks a little, so that the pictures show a walk. Needs Chromium, as the browser tests do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import Browser, sync_playwright
+from world_page import BROWSER_ARGS, LAPTOP, PHONE, PHONE_ON_ITS_SIDE, ROOT, World, running_server
+
+SHOTS = (("laptop", LAPTOP, 1), ("phone", PHONE, 2), ("phone-landscape", PHONE_ON_ITS_SIDE, 2))
+
+
+def take(
+    browser: Browser, url: str, name: str, size: dict[str, int], scale: int, out: Path, prompt: str | None
+) -> None:
+    context = browser.new_context(
+        viewport={"width": size["width"], "height": size["height"]}, device_scale_factor=scale, has_touch=scale > 1
+    )
+    page = context.new_page()
+    page.goto(url)
+    world = World(page, [])
+    world.moves(timeout_s=60)
+    if prompt is not None:
+        page.evaluate("prompt => { document.querySelector('#prompt').value = prompt; }", prompt)
+        page.evaluate("document.querySelector('#prompt-form').requestSubmit()")
+        page.evaluate("document.querySelector('#prompt').value = ''")
+    world.moves(24, timeout_s=60)
+    for key, frames in (("l", 4), ("w", 8)):
+        page.keyboard.down(key)
+        world.moves(frames, timeout_s=60)
+        if key != "w":
+            page.keyboard.up(key)
+    page.screenshot(path=out / f"page-{name}.png")
+    context.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="tiny-world", help="tiny-world, null, or fake (the test server)")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
+    parser.add_argument("--url", help="a server that runs already")
+    parser.add_argument("--prompt", help="the place to go to first")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    chromium = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=BROWSER_ARGS)
+        if options.url:
+            shoot(browser, options.url, options)
+        else:
+            with running_server(options.model, log=Path(folder) / "log", timeout_s=90) as url:
+                shoot(browser, url, options)
+        browser.close()
+
+
+def shoot(browser: Browser, url: str, options: argparse.Namespace) -> None:
+    for name, size, scale in SHOTS:
+        take(browser, url, name, size, scale, options.out, options.prompt)
+        print(f"page-{name}.png")
+
+
+if __name__ == "__main__":
+    main()
