@@ -112,6 +112,9 @@ class GenerateConsumer:
     def new_reducer(self) -> ControlReducer:
         return self._reducer_factory()
 
+    def check_setup(self, setup: SessionSetup) -> None:
+        """What a foreign model refuses is not known before it is asked."""
+
     def open(self, setup: SessionSetup) -> None:
         self._order[setup.session_id] = None
 

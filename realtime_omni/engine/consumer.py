@@ -88,6 +88,10 @@ class TickConsumer(Protocol):
 
     def new_reducer(self) -> ControlReducer: ...
 
+    def check_setup(self, setup: SessionSetup) -> None:
+        """Raises ArgumentError for a setup that cannot be; changes nothing. Asked before anything is given up for it."""
+        ...
+
     def open(self, setup: SessionSetup) -> None:
         """Take a place for a session. Raises CapacityError when full, ArgumentError for a setup that cannot be."""
         ...

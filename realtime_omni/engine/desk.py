@@ -124,9 +124,6 @@ class Desk:
         session_id, generation = self._registry.claim(command.session_id)
         usual = spec.start_prompts.get(command.start or "", spec.default_prompt)
         prompt = usual if command.prompt is None else check_prompt(command.prompt)
-        setup = SessionSetup(session_id, prompt, seed, command.image, command.start)
-        self._openings.take_place(setup)
-        now_s = self._clock.now_s()
         session = Session(
             session_id,
             generation,
@@ -137,6 +134,9 @@ class Desk:
             frames_per_block=spec.frames_per_block,
             horizon_frames=spec.horizon_frames if self._horizon_frames is None else self._horizon_frames,
         )
+        setup = SessionSetup(session_id, prompt, seed, command.image, command.start)
+        self._openings.take_place(setup)  # last: from here on nothing can fail, so no place is lost
+        now_s = self._clock.now_s()
         entry = Entry(session, setup, outputs, created_at_s=now_s, last_used_at_s=now_s)
         self._registry.add(session_id, entry)
         self.created += 1
@@ -189,6 +189,7 @@ class Desk:
             image=command.image if fresh_picture else old.image,
             start=command.start if fresh_picture else old.start,
         )
+        self._consumer.check_setup(setup)  # a refused reset does not cost the running tick
         stopped = AbortedError("the session was reset")
         self._withdraw(entry, stopped, True)
         for waiter in entry.waiters:

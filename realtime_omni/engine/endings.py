@@ -29,6 +29,7 @@ class Endings:
         self._front = front
         self._clock = clock
         self.cleanup_failures = 0
+        self.evicted = 0
 
     def close(self, entry: Entry, reason: str, ticket: int = 0) -> None:
         """Begin, join or retry closing; ``ticket`` is answered when it is over."""
@@ -94,6 +95,7 @@ class Endings:
     def _bury(self, entry: Entry) -> None:
         entry.session.lifecycle.move(Trigger.RELEASED)
         reason = entry.close_reason
+        self.evicted += reason == "evicted"
         self._registry.bury(entry.session.id, reason, self._clock.now_s())
         for ticket in entry.closers:
             self._front.ok(ticket, None, entry)

@@ -209,7 +209,7 @@ class Engine:
 
     @property
     def sessions_evicted(self) -> int:
-        return self._openings.evicted
+        return self._endings.evicted
 
     @property
     def cleanup_failures(self) -> int:

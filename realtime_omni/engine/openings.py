@@ -58,14 +58,15 @@ class Openings:
         self._clock = clock
         self._max_sessions = max_sessions
         self._evict = evict
-        self.evicted = 0
 
     def take_place(self, setup: SessionSetup) -> None:
         """Open the session at the consumer. A full server refuses, or closes its oldest idle session first.
 
-        Raises CapacityError, or what the consumer has against the setup."""
-        if len(self._registry) >= self._max_sessions and not self._evict_one():
-            raise CapacityError(f"all {self._max_sessions} sessions are taken")
+        Raises CapacityError, or what the consumer has against the setup; nobody is evicted for a setup that cannot be."""
+        if len(self._registry) >= self._max_sessions:
+            self._consumer.check_setup(setup)
+            if not self._evict_one():
+                raise CapacityError(f"all {self._max_sessions} sessions are taken")
         try:
             self._consumer.open(setup)
         except CapacityError:
@@ -74,17 +75,27 @@ class Openings:
             self._consumer.open(setup)
 
     def _evict_one(self) -> bool:
-        """Close the least recently used idle session. A victim whose cleanup fails frees nothing and harms nobody else."""
-        if not self._evict:
-            return False
-        victim = self._consumer.oldest([e.session.id for e in self._registry if e.is_idle])
-        if victim is None:
-            return False
-        self._endings.close(self._registry.get(victim), "evicted")
-        if victim in self._registry:
-            return False
-        self.evicted += 1
-        return True
+        """Close the least recently used idle session; True when its place is free now.
+
+        A victim whose cleanup fails frees nothing, and the next one is tried: its fault is not the newcomer's. While a
+        close takes time no other session is evicted: a place will be free soon."""
+        while self._evict and not any(e.session.state is SessionState.CLOSING for e in self._registry):
+            victim = self._victim()
+            if victim is None:
+                return False
+            self._endings.close(victim, "evicted")
+            if victim.session.state is SessionState.CLOSED:
+                return True
+        return False
+
+    def _victim(self) -> Entry | None:
+        """A failed session whose worker state is gone costs nobody a world; else the least recently used idle one."""
+        idle = [e for e in self._registry if e.is_idle]
+        released = [e for e in idle if e.released]
+        if released:
+            return min(released, key=lambda e: e.last_used_at_s)
+        oldest = self._consumer.oldest([e.session.id for e in idle])
+        return None if oldest is None else self._registry.get(oldest)
 
     def begin(self, entry: Entry, ticket: int) -> None:
         """The place is taken: open at once, or after the prefill. ``ticket`` is answered then."""
@@ -98,7 +109,12 @@ class Openings:
         """Everything is in place; a reset becomes visible only now."""
         entry.awaits_prefill = False
         if entry.session.state is SessionState.RESETTING:
-            discarded = entry.session.finish_reset(entry.setup.prompt)
+            try:
+                discarded = entry.session.finish_reset(entry.setup.prompt)
+            except Exception as error:  # the reducer's
+                tickets, entry.opening = tuple(entry.opening), []
+                self.reset_failed(entry, error, tickets)
+                return
             entry.released = False
             if discarded:
                 self._front.notice("events_discarded", entry, reason="reset", event_ids=discarded)

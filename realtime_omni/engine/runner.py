@@ -84,6 +84,9 @@ class ModelRunner:
     def new_reducer(self) -> ControlReducer:
         return self.model.new_reducer()
 
+    def check_setup(self, setup: SessionSetup) -> None:
+        self.model.close(self.model.open(setup))
+
     def open(self, setup: SessionSetup) -> None:
         """Raises CapacityError when no place is free, ArgumentError when the model refuses the setup."""
         if setup.session_id in self._residents:

@@ -157,10 +157,12 @@ class Session:
         self.lifecycle.move(Trigger.RESET)
 
     def finish_reset(self, prompt: str | None) -> tuple[EventId, ...]:
-        """Chunk 0 of a new epoch; the event floor stays. Returns the events that the reset discarded."""
+        """Chunk 0 of a new epoch; the event floor stays. Returns the events that the reset discarded.
+
+        Raises only what the reducer's reset raises; nothing has changed then."""
+        self._reducer.reset()
         self.lifecycle.move(Trigger.RESET_DONE)
         discarded = self.intake.discard_pending()
-        self._reducer.reset()
         self.controls = {}
         self.prompt = prompt
         self.chunk_index = ChunkIndex(0)

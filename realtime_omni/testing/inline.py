@@ -68,7 +68,7 @@ def small_config(
 
 
 class InlineEngine:
-    """See the module docstring. ``notices`` collects what the engine told unasked."""
+    """See the module docstring."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class InlineEngine:
         self.clock = ManualClock()
         self.inbox = Inbox(self.config.engine.inbox)
         self.outbox = Outbox()
-        self.notices: list[c.Notice] = []
+        self._notices: list[c.Notice] = []
         self._answers: dict[int, c.Answer] = {}
         self._tickets = 0
         self.engine = build_engine(
@@ -118,7 +118,7 @@ class InlineEngine:
         """Every answer so far by ticket."""
         for entry in self.outbox.take():
             if isinstance(entry, c.Notice):
-                self.notices.append(entry)
+                self._notices.append(entry)
             else:
                 assert entry.ticket not in self._answers, f"ticket {entry.ticket} was answered twice"
                 self._answers[entry.ticket] = entry
@@ -141,9 +141,14 @@ class InlineEngine:
         assert answer is not None, f"ticket {ticket} has no answer"
         return answer.error
 
+    @property
+    def notices(self) -> list[c.Notice]:
+        """What the engine told unasked, so far."""
+        self.answers()
+        return self._notices
+
     def kinds(self, session_id: str) -> list[str]:
         """The kinds of the notices about a session, in order."""
-        self.answers()
         return [n.kind for n in self.notices if n.session_id == session_id]
 
     # ------------------------------------------------------------------ the street
