@@ -44,8 +44,7 @@ class BranchBlock:
 class BlockReservation:
     """The pages of one block of one session on all its branches; settle it once.
 
-    ``first_frame`` is the absolute index of the block's first frame, prefill counted. ``prefill`` is empty, or one
-    entry per branch for the frames that the tick writes before the block; the block's history includes them.
+    ``first_frame`` is the absolute index of the block's first frame.
     """
 
     number: int
@@ -54,7 +53,6 @@ class BlockReservation:
     frames: int
     lane: int
     branches: tuple[BranchBlock, ...]
-    prefill: tuple[BranchBlock, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +130,8 @@ class KVBook:
         self.cross.close(session)
         return sum(table.release() for table in tables)
 
-    def plan_block(self, session: str, frames: int | None = None, *, prefill_frames: int = 0) -> BlockReservation:
+    def plan_block(self, session: str, frames: int | None = None) -> BlockReservation:
         """Reserve pages for the session's next block on all branches; ``frames`` defaults to ``frames_per_block``.
-
-        ``prefill_frames`` (at most ``sink + window``, and only while the session has no frames) are reserved before the
-        block and settled with it.
 
         Raises CapacityError when pages or lanes run out, ValueError when the session has a block open, KeyError when
         it is unknown; nothing has changed then. Moves the session to the most recently used end.
@@ -149,18 +144,14 @@ class KVBook:
             raise ValueError(f"a block has 1 to {self.spec.frames_per_block} frames, got {count}")
         if not self._lanes:
             raise CapacityError(f"all {self.spec.max_in_flight} blocks that may be in flight are")
-        if not 0 <= prefill_frames <= (0 if tables[0].completed else self.spec.window.retained_frames):
-            raise ValueError(f"cannot prefill {prefill_frames} frames after {tables[0].completed}")
-        need = len(tables) * (prefill_frames + count) * self.spec.pages_per_frame
+        need = len(tables) * count * self.spec.pages_per_frame
         if need > self.pool.free_pages:
             raise CapacityError(f"no pages for a block: {need} needed, {self.pool.free_pages} free")
         lane = self._lanes.pop()
         for table in tables:
-            table.reserve(count, prefill_frames)
-        first = tables[0].completed + prefill_frames
-        blocks = self._branch_blocks(tables, lane, prefill=False)
-        prefill = self._branch_blocks(tables, lane, prefill=True) if prefill_frames else ()
-        reservation = BlockReservation(self._next_number, session, first, count, lane, blocks, prefill)
+            table.reserve(count)
+        blocks = self._branch_blocks(tables, lane)
+        reservation = BlockReservation(self._next_number, session, tables[0].completed, count, lane, blocks)
         self._next_number += 1
         self._open[session] = reservation
         self.touch(session)
@@ -256,7 +247,7 @@ class KVBook:
                 table.check()
                 for page in table.pages():
                     references[page] = references.get(page, 0) + 1
-                in_tables.update(page for frame in (*table.prefill, *table.block) for page in frame.pages)
+                in_tables.update(page for frame in table.block for page in frame.pages)
         counted = self.pool.statistics()
         if counted.referenced != len(references) or any(self.pool.references(p) != n for p, n in references.items()):
             raise AssertionError("the pool's reference counts are not those of the tables")
@@ -281,16 +272,19 @@ class KVBook:
             frames_evicted=self._evicted,
         )
 
-    def _branch_blocks(self, tables: tuple[WindowTable, ...], lane: int, *, prefill: bool) -> tuple[BranchBlock, ...]:
+    def _branch_blocks(self, tables: tuple[WindowTable, ...], lane: int) -> tuple[BranchBlock, ...]:
         blocks: list[BranchBlock] = []
         for branch, table in zip(self.spec.branches, tables, strict=True):
-            history = () if prefill else table.visible()
-            frames = table.prefill if prefill else table.block
             scratch = self._lane_frames[lane][branch.local_index]
             fpb = self.spec.frames_per_block
             blocks.append(
                 BranchBlock(
-                    branch.name, branch.local_index, history, frames, scratch[:fpb][: len(frames)], scratch[fpb:]
+                    branch.name,
+                    branch.local_index,
+                    table.visible(),
+                    table.block,
+                    scratch[: len(table.block)],
+                    scratch[fpb:],
                 )
             )
         return tuple(blocks)

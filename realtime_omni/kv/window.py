@@ -116,7 +116,6 @@ class WindowTable:
         self._tail: deque[FrameRef] = deque()
         self._completed = 0
         self._reservation: PageReservation | None = None
-        self._prefill: tuple[FrameRef, ...] = ()
         self._block: tuple[FrameRef, ...] = ()
 
     @property
@@ -129,50 +128,36 @@ class WindowTable:
         """The frames reserved for the block in flight; empty between blocks."""
         return self._block
 
-    @property
-    def prefill(self) -> tuple[FrameRef, ...]:
-        """The frames reserved before the block in flight, to be committed with it; empty between blocks."""
-        return self._prefill
-
     def retained(self) -> tuple[FrameRef, ...]:
         """All committed frames still stored, oldest first; at most ``sink + window``."""
         return (*self._sink, *self._tail)
 
     def visible(self) -> tuple[FrameRef, ...]:
-        """The frames that the current block attends to beside itself, oldest first.
-
-        They are committed, except for the prefill frames of the tick in flight, which that tick writes first.
-        """
-        first = self.geometry.seen_from(self._completed + len(self._prefill))
-        sink = self.geometry.sink_frames
-        stored = (*self._sink, *self._tail, *self._prefill)
-        return tuple(frame for frame in stored if frame.index < sink or frame.index >= first)
+        """The committed frames that the current block attends to beside itself, oldest first."""
+        first = self.geometry.seen_from(self._completed)
+        return (*self._sink, *(frame for frame in self._tail if frame.index >= first))
 
     def pages(self) -> tuple[int, ...]:
         """The committed pages, in frame order."""
         return tuple(page for frame in self.retained() for page in frame.pages)
 
-    def reserve(self, frames: int, prefill_frames: int = 0) -> tuple[FrameRef, ...]:
+    def reserve(self, frames: int) -> tuple[FrameRef, ...]:
         """Set pages aside for a block of ``frames`` frames (at most ``frames_per_block``).
 
-        ``prefill_frames`` frames come before it in the same transaction (a start image); only a table without frames
-        may have them, at most ``sink + window``. Raises ValueError when a block is in flight or a count is wrong,
-        CapacityError when the pool is full; nothing changes then.
+        Raises ValueError when a block is in flight or the count is wrong, CapacityError when the pool is full; nothing
+        changes then.
         """
         self._require_idle("reserve")
         size = self.geometry
         if not 1 <= frames <= size.frames_per_block:
             raise ValueError(f"{self.name}: a block has 1 to {size.frames_per_block} frames, got {frames}")
-        if not 0 <= prefill_frames <= (0 if self._completed else size.retained_frames):
-            raise ValueError(f"{self.name}: cannot prefill {prefill_frames} frames after {self._completed}")
         each = size.pages_per_frame
-        reservation = self._pool.reserve((prefill_frames + frames) * each)
+        reservation = self._pool.reserve(frames * each)
         self._reservation = reservation
-        reserved = tuple(
+        self._block = tuple(
             FrameRef(self._completed + i, reservation.pages[i * each : (i + 1) * each], size.tokens_per_frame)
-            for i in range(prefill_frames + frames)
+            for i in range(frames)
         )
-        self._prefill, self._block = reserved[:prefill_frames], reserved[prefill_frames:]
         return self._block
 
     def commit(self) -> tuple[FrameRef, ...]:
@@ -182,16 +167,16 @@ class WindowTable:
         """
         reservation = self._take_reservation("commit")
         self._pool.commit(reservation)
-        for frame in (*self._prefill, *self._block):
+        for frame in self._block:
             (self._sink if frame.index < self.geometry.sink_frames else self._tail).append(frame)
-        self._completed += len(self._prefill) + len(self._block)
-        self._prefill = self._block = ()
+        self._completed += len(self._block)
+        self._block = ()
         return self._evict()
 
     def rollback(self) -> None:
         """Give the block's pages back; the committed frames are as before ``reserve``."""
         reservation = self._take_reservation("rollback")
-        self._prefill = self._block = ()
+        self._block = ()
         self._pool.rollback(reservation)
 
     def can_rewind(self, frames: int) -> bool:
@@ -279,9 +264,7 @@ class WindowTable:
 
     def statistics(self) -> WindowStatistics:
         """A snapshot of the counts."""
-        return WindowStatistics(
-            self._completed, len(self._sink) + len(self._tail), len(self._prefill) + len(self._block)
-        )
+        return WindowStatistics(self._completed, len(self._sink) + len(self._tail), len(self._block))
 
     def _evict(self) -> tuple[FrameRef, ...]:
         first = self.geometry.kept_from(self._completed)

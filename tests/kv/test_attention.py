@@ -232,26 +232,6 @@ def test_extra_tokens_are_attended_to_and_never_committed():
         RowPlan.of(block.branches[0], extra_tokens=21)
 
 
-def test_prefill_of_the_same_tick_is_history_for_its_block():
-    room = Room(block=2, window=6, sink=2)
-    room.begin("a")
-    reservation = room.book.plan_block("a", prefill_frames=4)
-    first, block = RowPlan.of(reservation.prefill[0]), RowPlan.of(reservation.branches[0])
-    prefill, plan = room.backend.plan([first], room.storage), room.backend.plan([block], room.storage)
-    for layer in range(2):
-        cache = room.dense["a"][layer]
-        q, k, v = room.qkv(1, first.tokens)
-        prefill.attend(layer, q, k, v, rows=[0], commit=True)
-        cache.commit(k[0], v[0])
-        q, k, v = room.qkv(1, block.tokens)
-        out = plan.attend(layer, q, k, v, rows=[0], commit=True)
-        torch.testing.assert_close(out[0], cache.attend(q[0], k[0], v[0]), rtol=0, atol=1e-12)
-        cache.commit(k[0], v[0])
-    room.book.commit(reservation)
-    for _ in range(4):
-        room.tick("a")
-
-
 def test_a_fork_continues_as_its_source_would_and_leaves_it_alone():
     room = Room()
     room.begin("a")

@@ -205,43 +205,12 @@ def test_a_busy_session_is_never_offered_for_eviction():
     assert kv.sessions == ("c", "a", "b")
 
 
-def test_a_prefill_and_its_first_block_are_one_transaction():
-    kv = book(branches=TWO_BRANCHES)
-    kv.begin("a")
-    reservation = kv.plan_block("a", prefill_frames=3)
-    assert reservation.first_frame == 3
-    for prefill, block in zip(reservation.prefill, reservation.branches, strict=True):
-        assert [frame.index for frame in prefill.frames] == [0, 1, 2]
-        assert prefill.history == ()
-        assert block.history == prefill.frames
-        assert [frame.index for frame in block.frames] == [3, 4, 5]
-    kv.check()
-    kv.rollback(reservation)
-    assert kv.completed_frames("a") == 0
-    kv.commit(kv.plan_block("a", prefill_frames=3))
-    assert kv.completed_frames("a") == 6
-    with pytest.raises(ValueError, match="cannot prefill"):
-        kv.plan_block("a", prefill_frames=3)
-    kv.check()
-
-
-def test_the_largest_prefill_fits_beside_full_sessions():
-    kv = book(sessions=2)
-    kv.begin("full")
-    for _ in range(3):
-        tick(kv, "full")
-    kv.begin("new")
-    kv.commit(kv.plan_block("new", prefill_frames=6))
-    kv.check()
-    kv.plan_block("full")
-
-
 def test_rewind_goes_back_on_every_branch_or_on_none():
     kv = book(branches=TWO_BRANCHES)
     kv.begin("a")
     for _ in range(4):
         tick(kv, "a")
-    histories = [block.history for block in kv._branch_blocks(kv._tables["a"], 0, prefill=False)]
+    histories = [block.history for block in kv._branch_blocks(kv._tables["a"], 0)]
     tick(kv, "a")
     assert kv.can_rewind("a", 3)
     kv.rewind("a", 3)

@@ -231,21 +231,6 @@ def test_a_fork_shares_pages_and_then_goes_its_own_way():
     assert pool.free_pages == 19
 
 
-def test_prefill_frames_are_history_for_the_first_block_and_settle_with_it():
-    window = table(geometry(sink=3, window=6, block=3))
-    block = window.reserve(3, prefill_frames=3)
-    assert indices(block) == [3, 4, 5]
-    assert indices(window.visible()) == [0, 1, 2]
-    assert window.retained() == ()
-    window.rollback()
-    assert (window.completed, window.prefill, window.block) == (0, (), ())
-    window.reserve(3, prefill_frames=3)
-    window.commit()
-    assert indices(window.retained()) == [0, 1, 2, 3, 4, 5]
-    with pytest.raises(ValueError, match="cannot prefill"):
-        window.reserve(3, prefill_frames=3)
-
-
 def test_release_gives_back_the_block_in_flight_too():
     window = table(geometry())
     run_blocks(window, 2)

@@ -86,5 +86,5 @@ class AttentionBackend(Protocol):
         ...
 
     def plan(self, rows: Sequence[RowPlan], storage: KVStorage) -> AttentionPlan:
-        """Prepare one tick. Reads no key or value yet: prefill of the same tick may still write history."""
+        """Prepare one tick: indices only, no key or value is read before the first ``attend``."""
         ...
