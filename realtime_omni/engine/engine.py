@@ -266,9 +266,9 @@ class Engine:
         try:
             run = self.consumer.plan([f.planned for f in flights])
         except Exception as error:
-            for flight in flights:
-                self._fail_flight(flight, error)
-            return
+            if len(flights) == 1:
+                self._fail_flight(flights[0], error)
+            return  # a batch is planned once more by ``run``, and then row by row
         for row, flight in enumerate(flights):
             flight.run, flight.row = run, row
 

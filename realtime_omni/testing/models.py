@@ -251,10 +251,15 @@ class TinyKVWorld:
         frame = first[:, None] + torch.arange(FRAMES, dtype=torch.float64)
         position = torch.remainder(frame, 13).repeat_interleave(TOKENS, dim=1)
         h = _wrap(x_BTD + shift[:, None, None] + position[:, :, None])
-        skip = commit and any(self.knobs.skip_layer and self.knobs.hit(batch.rows[r].tick.session_id) for r in active)
+        knobs = self.knobs
+        skip = [i for i, r in enumerate(active) if knobs.skip_layer and knobs.hit(batch.rows[r].tick.session_id)]
         for layer in range(LAYERS):
             q, k, v = (h @ w for w in self._weights[layer])
             q, k, v = (t[:, :, None] for t in (q / 64, _wrap(k), _wrap(v)))
+            if commit and skip and layer == 0:
+                write = [i for i in range(len(active)) if i not in skip]
+                rows = [active[i] for i in write]
+                attention.attend(layer, q[write], k[write], v[write], rows=rows, commit=True)
             seen = attention.attend(layer, q, k, v, rows=active, commit=commit and not (skip and layer == 0))
             h = _wrap(h + torch.round(seen[:, :, 0]))
         return h
