@@ -183,12 +183,12 @@ class BatchRun:
         try:
             for row, item in enumerate(self._planned):
                 self._reservations[row] = runner.book.plan_block(item.tick.session_id)
-        except BaseException:
+            self._blocks = tuple(self._reservations.values())
+            self._step_rows = tuple(self._step_row(row, item) for row, item in enumerate(self._planned))
+            self._step: Step = runner.model.prefill(self) if prefill else runner.model.step(self)
+        except BaseException:  # a model whose step is no generator function fails here
             self.close()
             raise
-        self._blocks = tuple(self._reservations.values())
-        self._step_rows = tuple(self._step_row(row, item) for row, item in enumerate(self._planned))
-        self._step: Step = runner.model.prefill(self) if prefill else runner.model.step(self)
 
     def _step_row(self, row: int, item: PlannedRow) -> StepRow:
         resident = self._runner.resident(item.tick.session_id)
