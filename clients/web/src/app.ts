@@ -76,6 +76,7 @@ export class App {
     window.addEventListener("pageshow", () => { this.leaving = false; });
     setInterval(() => this.refreshStrip(), 250);
     this.picture.clear();
+    this.panel.enable(false);
     document.body.toggleAttribute("data-debug", options.debug);
   }
 
