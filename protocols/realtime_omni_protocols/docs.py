@@ -1,7 +1,7 @@
 """Writes the generated parts beside the specs: ``python -m realtime_omni_protocols.docs`` (in a checkout).
 
-Owns: the state table of protocols/world.md (between its markers) and protocols/schemas/world.json. Must not know: any rule; it prints
-`TABLE` and the types. A test compares the files with what this module would write.
+Owns: the state table of protocols/world.md (between its markers) and protocols/schemas/world.json.  Must not know: any rule; it
+prints `TABLE` and the types. A test compares the files with what this module would write.
 """
 
 from __future__ import annotations

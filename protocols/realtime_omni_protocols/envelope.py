@@ -26,6 +26,10 @@ MAX_DATA_BYTES = 16_384
 """Encoded size of the data of one control."""
 MAX_TEXT_DEPTH = 32
 """Nesting of a whole message; keeps every parser far away from the recursion limit."""
+MAX_TOKENS = 50_000
+"""Strings and brackets (and commas) of one message; more than any message within 64 KiB needs. A 4 MiB message is one long string."""
+MAX_ESCAPES = 100_000
+"""Backslashes of one message; a 4 MiB base64 picture whose every slash is escaped has 65,536."""
 MAX_NUMBER_CHARS = 400
 """A longer number literal has no meaning here, and converting one is quadratic."""
 
@@ -113,9 +117,17 @@ def child_path(path: str, key: str) -> str:
 
 
 def check_depth(text: str, limit: int = MAX_TEXT_DEPTH) -> None:
-    """Refuse deep nesting before any recursive parser sees the text."""
+    """Refuse deep nesting, and what costs far more time than it has bytes, before any parser sees the text."""
+    if text.count("\\") > MAX_ESCAPES:
+        raise bad("too many escapes")
+    if text.count(",") > MAX_TOKENS:
+        raise bad("too many values")
+    if text.count("{") + text.count("[") <= limit:
+        return  # cannot be deeper: spares the scan of a picture
     depth = 0
-    for token in _TOKEN.finditer(text):
+    for count, token in enumerate(_TOKEN.finditer(text)):
+        if count >= MAX_TOKENS:
+            raise bad("too many values")
         char = token.group()[0]
         if char == "{" or char == "[":
             depth += 1

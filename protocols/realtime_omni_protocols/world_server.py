@@ -169,7 +169,7 @@ class WorldServerSide:
         if self._over():
             return []
         self._received += 1
-        if not self._messages.take(1 + len(data) / 65_536, now):
+        if not self._messages.take(max(1.0, len(data) / 65_536), now):
             return self._refuse(WireError(WireCode.RATE_LIMITED, "too many messages", close=CloseCode.RATE))
         try:
             message = parse_client(
@@ -184,7 +184,7 @@ class WorldServerSide:
         if self._over():
             return []
         self._received += 1
-        if not self._messages.take(1 + len(data) / 65_536, now):
+        if not self._messages.take(max(1.0, len(data) / 65_536), now):
             return self._refuse(WireError(WireCode.RATE_LIMITED, "too many messages", close=CloseCode.RATE))
         return self._refuse(WireError(WireCode.BAD_MESSAGE, "a client sends text messages only", path="$"))
 
