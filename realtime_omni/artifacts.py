@@ -29,6 +29,12 @@ def resolve_outputs(requested: Sequence[str] | None, declared: Sequence[Artifact
     """
     if requested is None:
         return tuple(a.name for a in declared if a.primary)
+    if (
+        isinstance(requested, str)
+        or not isinstance(requested, Sequence)
+        or any(not isinstance(n, str) for n in requested)
+    ):
+        raise ArgumentError("outputs must be a list of artifact names", path="outputs")
     names = tuple(requested)
     known = {a.name for a in declared}
     if not names:

@@ -1,0 +1,129 @@
+"""What is refused at start, before a session exists."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from realtime_omni.build import engine_settings, kv_plan, kv_spec
+from realtime_omni.config import Config, EngineSection, KVSection, SessionSection
+from realtime_omni.errors import ConfigError
+from realtime_omni.kv.capacity import KVSpec
+from realtime_omni.models import catalog
+from realtime_omni.testing.inline import InlineEngine, small_config
+from realtime_omni.testing.models import TinyKVWorld
+
+
+@pytest.mark.req("AC-17")
+@pytest.mark.parametrize("max_batch", [2, 8])
+def test_a_serial_model_with_a_batch_of_more_than_one_is_refused_by_name_and_never_reduced(max_batch: int) -> None:
+    with pytest.raises(ConfigError) as refused:
+        InlineEngine(TinyKVWorld(serial=True), max_batch=max_batch)
+    assert refused.value.path == "engine.max_batch"
+    assert refused.value.code == "unsupported"
+
+
+@pytest.mark.req("AC-17")
+def test_a_serial_model_with_batches_of_one_serves_its_sessions_one_by_one() -> None:
+    work: list[tuple[str, ...]] = []
+    model = TinyKVWorld(serial=True, trace=lambda what, who: work.append(who) if what == "forward:1" else None)
+    engine = InlineEngine(model, max_batch=1)
+    for name in "ab":
+        engine.create(name)
+    engine.next_all("ab")
+    assert work == [("a",), ("b",)]
+
+
+@pytest.mark.req("AC-16")
+def test_more_than_one_replica_is_refused_before_a_model_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="affinity"):
+        Config(engine=EngineSection(replicas=2))
+
+
+def test_memory_that_does_not_hold_one_session_is_refused_with_the_numbers() -> None:
+    config = replace_kv(small_config(), memory_bytes=100)
+    with pytest.raises(ConfigError, match="cannot fit one session") as refused:
+        InlineEngine(TinyKVWorld(), config)
+    assert refused.value.code == "capacity"
+
+
+def test_the_pool_bounds_the_sessions_whatever_the_recipe_asks() -> None:
+    spec = TinyKVWorld().spec
+    one = replace(spec.kv, max_in_flight=1).required_bytes(1)
+    two = replace(spec.kv, max_in_flight=1).required_bytes(2)
+    config = replace_kv(small_config(sessions=4, max_batch=1), memory_bytes=two)
+    assert kv_plan(config, spec).sessions == 2
+    engine = InlineEngine(TinyKVWorld(), config)
+    assert engine.engine.settings.max_sessions == 2
+    assert engine.runner.storage.bytes <= two
+    assert kv_plan(replace_kv(config, memory_bytes=two - 1), spec).sessions == 1
+    assert kv_plan(replace_kv(config, memory_bytes=one), spec).sessions == 1
+
+
+def test_a_kept_failure_needs_a_model_that_says_it_can_go_on() -> None:
+    for rollback_safe, on_failure, keep in ((True, "keep", True), (False, "keep", False), (True, "release", False)):
+        spec = TinyKVWorld(rollback_safe=rollback_safe).spec
+        assert engine_settings(small_config(on_failure=on_failure), spec, 4).keep_failed is keep
+
+
+def test_the_recipe_may_change_window_sink_and_page_size() -> None:
+    spec = TinyKVWorld().spec
+    kv = KVSection(sink_frames=0, window_frames=6, page_tokens=3, memory_bytes=1 << 20)
+    resolved = kv_spec(Config(model="null", kv=kv, dtype="float64"), spec)
+    assert (resolved.sink_frames, resolved.window_frames, resolved.page_tokens, resolved.dtype_bytes) == (0, 6, 3, 8)
+
+
+@pytest.mark.parametrize("window", [2, 4, 8])
+def test_a_shorter_window_changes_what_a_world_remembers_and_a_longer_page_does_not(window: int) -> None:
+    def rollout(**kv: Any) -> list[bytes]:
+        engine = InlineEngine(TinyKVWorld(), replace_kv(small_config(), window_frames=window, **kv))
+        engine.create("a", seed=3)
+        return [engine.next("a").artifacts["frames"].data.tobytes() for _ in range(8)]
+
+    assert rollout(page_tokens=1) == rollout() == rollout(page_tokens=3)
+    assert (rollout(sink_frames=0) != rollout(sink_frames=2)) or window == 8
+
+
+def test_an_unknown_model_is_refused_naming_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="tiny-world") as refused:
+        catalog.load_class("no-such-model")
+    assert refused.value.code == "model_unknown"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("realtime_omni.errors:Missing", "has no Missing"),
+        ("no_such_package.module:Model", "cannot be imported"),
+        ("realtime_omni.testing.faults:InjectedFault", "lacks"),
+        ("realtime_omni.models.catalog:CATALOG", "not a class"),
+    ],
+)
+def test_a_dotted_name_that_is_no_model_is_refused(name: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        catalog.build(Config(model=name))
+
+
+@pytest.mark.parametrize("name", ["null", "realtime_omni.models.null.model:NullWorld"])
+def test_a_model_is_found_by_its_catalog_name_and_by_its_dotted_name(name: str) -> None:
+    assert catalog.build(Config(model=name)).spec.name == "null"
+
+
+def test_session_limits_of_the_recipe_hold() -> None:
+    config = Config(model="null", session=SessionSection(max_sessions=3, horizon_frames=9))
+    settings = engine_settings(config, TinyKVWorld().spec, sessions=100)
+    assert (settings.max_sessions, settings.horizon_frames) == (3, 9)
+
+
+def replace_kv(config: Config, **changes: Any) -> Config:
+    import msgspec
+
+    return msgspec.structs.replace(config, kv=msgspec.structs.replace(config.kv, **changes))
+
+
+def test_the_geometry_of_the_test_model_is_what_its_page_says() -> None:
+    kv = TinyKVWorld().spec.kv
+    assert isinstance(kv, KVSpec)
+    assert (kv.num_layers, kv.tokens_per_frame, kv.frames_per_block) == (2, 2, 2)
