@@ -1,0 +1,79 @@
+"""The inbox and the outbox: bounded, counted, control first."""
+
+from __future__ import annotations
+
+import pytest
+
+from realtime_omni.engine import commands as c
+from realtime_omni.engine.inbox import CONTROL_FACTOR, Inbox
+from realtime_omni.engine.outbox import Outbox
+from realtime_omni.errors import CapacityError
+from realtime_omni.session.values import EventId, SessionEvent, SessionId
+
+
+def work(ticket: int) -> c.Command:
+    return c.Next(ticket=ticket, session_id=SessionId("a"))
+
+
+def control(ticket: int) -> c.Command:
+    return c.Close(ticket=ticket, session_id=SessionId("a"))
+
+
+def test_control_commands_are_taken_before_work_and_each_lane_keeps_its_order() -> None:
+    inbox = Inbox(8)
+    for command in (work(1), control(2), work(3), control(4)):
+        inbox.put(command)
+    assert [x.ticket for x in inbox.take()] == [2, 4, 1, 3]
+    assert inbox.take() == []
+
+
+def test_a_full_work_lane_refuses_work_and_still_takes_a_close() -> None:
+    inbox = Inbox(2)
+    inbox.put(work(1))
+    inbox.put(work(2))
+    with pytest.raises(CapacityError) as refused:
+        inbox.put(work(3))
+    assert refused.value.code == "capacity"
+    for ticket in range(2 * CONTROL_FACTOR):
+        inbox.put(control(ticket))
+    with pytest.raises(CapacityError):
+        inbox.put(control(99))
+    statistics = inbox.statistics()
+    assert (statistics.depth, statistics.control_depth, statistics.refused) == (2, 2 * CONTROL_FACTOR, 2)
+    assert statistics.high_water == 2 + 2 * CONTROL_FACTOR
+
+
+def test_a_closed_inbox_hands_back_what_waits_and_refuses_the_rest() -> None:
+    inbox = Inbox(2)
+    inbox.put(work(1))
+    assert [x.ticket for x in inbox.close()] == [1]
+    with pytest.raises(CapacityError) as refused:
+        inbox.put(control(2))
+    assert refused.value.code == "shutdown"
+
+
+def test_waiting_on_an_inbox_that_has_something_returns_at_once() -> None:
+    inbox = Inbox(2)
+    inbox.put(work(1))
+    inbox.wait(None)
+    inbox.close()
+    inbox.wait(None)
+
+
+def test_the_outbox_wakes_once_per_filling_and_keeps_the_order() -> None:
+    outbox, wakes = Outbox(), []
+    outbox.put(c.Answer(ticket=0))
+    outbox.bind(lambda: wakes.append(1))
+    outbox.put(c.Answer(ticket=1))
+    assert wakes == []  # it was not empty: whoever binds looks first
+    assert [a.ticket for a in outbox.take()] == [0, 1]  # type: ignore[union-attr]
+    outbox.put(c.Answer(ticket=2))
+    outbox.put(c.Answer(ticket=3))
+    assert wakes == [1]
+    assert (outbox.statistics().depth, outbox.statistics().put, outbox.statistics().high_water) == (2, 4, 2)
+
+
+def test_commands_carry_values_only() -> None:
+    event = SessionEvent(EventId(0), prompt="red")
+    with pytest.raises(AttributeError):
+        c.Accept(ticket=1, session_id=SessionId("a"), event=event).ticket = 2  # type: ignore[misc]
