@@ -181,7 +181,7 @@ export class App {
       try {
         options.image = await packPicture(beginning.picture, width, height, limits.max_message_bytes - 1_024);
       } catch {
-        return this.view.say(explain("image_invalid"), "bad");
+        return this.view.say(explain("image_invalid", ""), "bad");
       }
     }
     if (this.live || this.machine.phase === "failed") this.connection.send(this.machine.reset(options));

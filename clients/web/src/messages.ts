@@ -1,7 +1,11 @@
 // Words for people: what each error code and close reason means here, and what can be done about it. Pure.
 
 export type Action = "retry" | "restart" | "rollback" | "reset" | "close" | "play" | "key" | "none";
-export interface Notice { title: string; text: string; actions: Action[]; tone: "busy" | "good" | "bad" }
+export interface Notice {
+  title: string; text: string; actions: Action[]; tone: "busy" | "good" | "bad";
+  /** What the server said, in its own words. */
+  detail?: string;
+}
 
 export const ACTION_LABELS: Record<Action, string> = {
   retry: "Try again", restart: "Start a new session", rollback: "Back to the last good block", reset: "Start over",
@@ -54,23 +58,26 @@ const REASONS: Record<string, Notice> = {
   operator: { title: "The session was ended", text: "The server's operator has closed it.", actions: ["restart"], tone: "bad" },
 };
 
-/** The sentence for a code, with what the server said about it when that adds something. */
-export function explain(code: string, detail = ""): string {
-  const text = CODES[code]?.text ?? `The server reported “${code}”.`;
-  const extra = detail.trim();
-  return extra && extra !== code ? `${text} (${extra.replace(/[.\s]+$/, "")})` : text;
+export function sentence(code: string): string {
+  return CODES[code]?.text ?? `The server reported “${code}”.`;
+}
+
+/** One line: the sentence, and what the server said. */
+export function explain(code: string, detail: string): string {
+  return detail ? `${sentence(code)} (${detail.replace(/[.\s]+$/, "")})` : sentence(code);
 }
 
 export function errorNotice(code: string, detail = ""): Notice {
   const actions = CODES[code]?.actions ?? ["restart"];
-  return { title: code === "capacity" ? "The server is full" : "That did not work", text: explain(code, detail), actions, tone: "bad" };
+  return { title: code === "capacity" ? "The server is full" : "That did not work", text: sentence(code), actions, tone: "bad", detail };
 }
 
 export function closedNotice(reason: string, code: string | null, message: string | null): Notice {
   const notice = REASONS[reason] ?? { title: "The session is over", text: `Reason: ${reason}.`, actions: ["restart"], tone: "bad" };
-  return code && reason !== "client" ? { ...notice, text: `${notice.text} ${explain(code, message ?? "")}` } : notice;
+  if (reason === "client" || code === null || code === reason) return notice;
+  return { ...notice, text: `${notice.text} ${sentence(code)}`, detail: message ?? "" };
 }
 
 export function failedNotice(code: string, message: string, can: readonly Action[]): Notice {
-  return { title: "The world has stopped", text: explain(code, message), actions: [...can], tone: "bad" };
+  return { title: "The world has stopped", text: sentence(code), actions: [...can], tone: "bad", detail: message };
 }

@@ -61,6 +61,8 @@ export class View {
     this.card.hidden = false;
     setText(byId("card-title"), notice.title);
     setText(byId("card-text"), notice.text);
+    setText(byId("card-detail"), notice.detail ?? "");
+    setText(byId("toast"), "");
     byId("card-spinner").hidden = notice.tone !== "busy";
     const wantsKey = notice.actions.includes("key");
     byId("key-form").hidden = !wantsKey;
