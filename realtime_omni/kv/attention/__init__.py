@@ -13,17 +13,19 @@ __all__ = ["AttentionBackend", "AttentionPlan", "RowPlan", "open_backend"]
 
 
 def open_backend(name: str = "auto", *, device: str = "cpu") -> AttentionBackend:
-    """The backend of this name for this device: ``sdpa``, ``flashinfer``, or ``auto``.
+    """The backend of this name for this device: ``auto``, ``sdpa`` or ``flashinfer``.
 
-    ``auto`` is FlashInfer where its probe succeeds on a CUDA device, and SDPA elsewhere. Raises BackendUnavailable when
-    FlashInfer was asked for by name and cannot run, ConfigError on another name.
+    ``auto`` is SDPA everywhere: on an H200 it ran one 1,560-token, 40-head layer with 15 frames of history at 497 TFLOP/s
+    with its gathering included, needs no compiler and starts at once. FlashInfer saves the gathered copy, is about as fast,
+    and compiles its kernels for up to two minutes on first use, so it is asked for by name. Raises BackendUnavailable when
+    it was and cannot run, ConfigError on another name.
     """
-    from realtime_omni.kv.attention import flashinfer
-    from realtime_omni.kv.attention.sdpa import SdpaBackend
+    if name == "flashinfer":
+        from realtime_omni.kv.attention.flashinfer import FlashInferBackend
 
-    on_cuda = device.startswith("cuda")
-    if name == "flashinfer" or (name == "auto" and on_cuda and flashinfer.probe().available):
-        return flashinfer.FlashInferBackend(device=device if on_cuda else "cuda")
+        return FlashInferBackend(device=device if device.startswith("cuda") else "cuda")
     if name not in ("auto", "sdpa"):
         raise ConfigError(f"unknown attention backend {name!r}; known: auto, sdpa, flashinfer")
+    from realtime_omni.kv.attention.sdpa import SdpaBackend
+
     return SdpaBackend()

@@ -36,6 +36,8 @@ from realtime_omni.kv.window import FrameRef
 # The size FlashInfer's own documentation recommends for its split-KV workspace.
 _WORKSPACE_BYTES = 128 << 20
 _MIN_CAPABILITY = (8, 0)
+_DTYPES = (torch.bfloat16, torch.float16)
+_HEAD_DIMS = (64, 128, 256)
 _CUDA_HOMES = ("/usr/local/cuda/bin/nvcc", "/opt/cuda/bin/nvcc")
 
 
@@ -87,7 +89,15 @@ class FlashInferBackend:
         self._idle: list[Any] = []
 
     def plan(self, rows: Sequence[RowPlan], storage: KVStorage) -> FlashInferPlan:
-        """Work out the kernel pages of every row; kernels are planned at the first pass of each kind."""
+        """Work out the kernel pages of every row; kernels are planned at the first pass of each kind.
+
+        Raises BackendUnavailable on a dtype or head size that there are no kernels for.
+        """
+        if storage.dtype not in _DTYPES or storage.spec.head_dim not in _HEAD_DIMS:
+            raise BackendUnavailable(
+                f"FlashInfer has no kernel for {storage.dtype} with heads of {storage.spec.head_dim}: "
+                "bfloat16 or float16 with 64, 128 or 256 are needed"
+            )
         return FlashInferPlan(rows, storage, self)
 
     def take_wrapper(self) -> Any:
