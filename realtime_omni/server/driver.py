@@ -91,11 +91,10 @@ class Driver:
         return min((at for at in deadlines if at is not None), default=None)
 
     async def _block(self, record: WireSession, started_s: float) -> None:
-        committed = False
+        sending = False
         try:
             chunk = await record.door.next_chunk(record.outputs)
-            record.emit_chunk(chunk, started_s, self._clock.now_s)
-            committed = True
+            sending = record.emit_chunk(chunk, started_s, self._clock.now_s)
         except AbortedError:
             return  # the abort's own answer says so; the block is asked for again
         except SessionGoneError:
@@ -113,5 +112,5 @@ class Driver:
             self._hub.metrics.count("blocks_total")
             self._hub.metrics.observe("tick_seconds", chunk.timings.tick_ms / 1000)
         finally:
-            if not committed:
+            if not sending:
                 record.pacer.restart()  # nobody will report this block's delivery

@@ -76,17 +76,17 @@ class WireSession:
 
     # -- what the session did, as numbered messages ----------------------------------------------------------------
 
-    def emit_chunk(self, chunk: Chunk, started_s: float, now_s: Callable[[], float]) -> None:
-        """A committed block. One of an epoch that a reset ended is dropped and its events are receipted as discarded."""
+    def emit_chunk(self, chunk: Chunk, started_s: float, now_s: Callable[[], float]) -> bool:
+        """A committed block; False when it is not sent: a reset ended its epoch (its events are discarded), or all is over."""
         if self.stream.state is WireState.CLOSED:
-            return  # committed just before the end; its events were receipted as discarded
+            return False  # committed just before the end; its events were receipted as discarded
         if chunk.epoch > self.stream.epoch:
             self.emit_reset_done()  # the connection that asked for the reset was lost before it could say so
         ids = tuple(int(event_id) for event_id in chunk.metadata.applied_event_ids)
         self.ensure_accepted(ids)
         if chunk.epoch < self.stream.epoch:
             self.discard(ids)
-            return
+            return False
         media, latent_shape = self._media(chunk)
         entries = self.stream.chunk(
             now_s(),
@@ -107,6 +107,7 @@ class WireSession:
                 self.connection.changed.set()
 
         self.emit(entries, sent=sent)
+        return True
 
     def _media(self, chunk: Chunk) -> tuple[Sequence[object], tuple[int, ...] | None]:
         artifact = chunk.artifacts[self.outputs[0]]

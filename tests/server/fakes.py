@@ -111,6 +111,12 @@ class FakeHealth:
     reason: str = "ok"
 
 
+async def _moments(count: int = 3) -> None:
+    """The way of an answer from the engine's thread to the event loop."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 class FakeSession:
     """One session: events in order, one tick at a time, the engine's rules in miniature."""
 
@@ -128,6 +134,7 @@ class FakeSession:
         self.frames = 0
         self.ticking = False
         self.close_reasons: list[str] = []
+        self.undelivered: list[Chunk] = []
         self._callbacks: list[Callable[[Any], None]] = []
         self._detach_timer: asyncio.Task[None] | None = None
         self._abort: asyncio.Event = asyncio.Event()
@@ -167,10 +174,14 @@ class FakeSession:
             self.pending.append(event)
             self.highest = event.event_id
             self.seen[event.event_id] = event.fingerprint
-        return EventAcceptance(SessionId(self.id), event.event_id, status, len(self.pending), event.prompt)
+        answer = EventAcceptance(SessionId(self.id), event.event_id, status, len(self.pending), event.prompt)
+        await _moments()
+        return answer
 
     async def next_chunk(self, outputs: Sequence[str] | None = None) -> Chunk:
         self._alive()
+        if self.undelivered:
+            return self.undelivered.pop(0)
         if self.state == "failed":
             raise StateError("failed", code=ErrorCode.SESSION_FAILED)
         assert not self.ticking, "two ticks of one session at once"
@@ -189,6 +200,11 @@ class FakeSession:
                     self.state = "failed"
                 raise error
             return self._commit(snapshot, outputs)
+        except asyncio.CancelledError:
+            if self.manager.commits_although_cancelled:
+                self.undelivered.append(self._commit(snapshot, outputs))
+            await _moments(20)  # withdrawing a tick takes the engine a moment
+            raise
         finally:
             self.ticking = False
 
@@ -327,6 +343,7 @@ class FakeManager:
         self.images: list[Any] = []
         self.health_report = FakeHealth()
         self.release_fails = False
+        self.commits_although_cancelled = False
         self.ticks_started = 0
         self.ticks_settled = 0
         self.ticks_failed = 0

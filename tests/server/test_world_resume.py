@@ -219,6 +219,47 @@ async def test_after_the_grace_the_session_is_gone(manager: FakeManager, hub: Wo
     assert not manager.live  # a late event never creates a session
 
 
+async def test_a_resumed_session_outlives_the_grace_it_was_resumed_in(
+    manager: FakeManager, hub: WorldHub, dropped: Client
+) -> None:
+    client = Client(hub)
+    await client.resume("s", dropped.token, 2)
+    client.send("session.pause")
+    await client.until("session.paused")
+    manager.clock.advance(31)
+    client.send("ping")
+    await client.until("pong")
+    assert "s" in manager.live
+
+
+async def test_a_block_of_an_ended_epoch_is_dropped_and_its_events_are_receipted(
+    manager: FakeManager, hub: WorldHub
+) -> None:
+    """The block was committed while the socket was lost; before it could be sent the player reset."""
+    manager.hold()
+    client = Client(hub)
+    await client.start(session_id="s")
+    await manager.tick_started.wait()
+    client.press(1)
+    await client.until("event.accepted")
+    manager.release(1)
+    await client.block()
+    client.send("session.pause")  # holds the driver; block 1 (with event 1) is asked for by hand below
+    await client.until("session.paused")
+    session = manager.live["s"]
+    chunk = session._commit(tuple(session.pending), ("frames",))
+    session.undelivered.append(chunk)
+    client.send("session.reset")
+    await client.until("session.reset_done")
+    manager.release()
+    client.send("session.resume_play")
+    discarded = await client.until("event.discarded")
+    assert (discarded.event_ids, discarded.reason) == ((1,), "reset")
+    following, _ = await client.block()
+    assert (following.epoch, following.chunk_index) == (1, 0)
+    next(iter(hub.sessions)).stream.check()
+
+
 async def test_a_resume_from_what_was_forgotten_is_refused_and_the_grace_goes_on(
     manager: FakeManager, hub: WorldHub
 ) -> None:
