@@ -14,7 +14,7 @@ export class RateMeter {
   perSecond(now: number): number {
     this.samples = this.samples.filter((sample) => now - sample.at < this.windowMs);
     if (this.since === null || this.samples.length === 0) return 0;
-    const spanMs = Math.min(this.windowMs, Math.max(now - this.since, 500));
+    const spanMs = Math.min(this.windowMs, Math.max(now - this.since, 1_000));
     return (this.samples.reduce((sum, sample) => sum + sample.amount, 0) * 1000) / spanMs;
   }
 }
