@@ -89,6 +89,7 @@ class Session:
         self._subscribers: list[Callable[[c.Notice], None]] = []
         self._undelivered: deque[Chunk] = deque()
         self._orphans: set[asyncio.Future[Any]] = set()
+        self._closing: asyncio.Future[Any] | None = None
 
     @property
     def id(self) -> SessionId:
@@ -136,12 +137,14 @@ class Session:
     async def next_chunk(self, outputs: Sequence[str] | None = None) -> Chunk:
         """The next block of the world. Concurrent calls are served one after the other.
 
+        A chunk that a cancelled call left behind comes first, with the outputs that were asked for then.
         Raises StateError, TickError (nothing was committed; see ``rollback``), AbortedError, CapacityError.
         """
         while self._orphans:
             await asyncio.wait(self._orphans)
-        if self._undelivered:
-            return self._undelivered.popleft()
+        left = self._left_behind()
+        if left is not None:
+            return left
         command = c.Next(**self._address(), outputs=None if outputs is None else tuple(outputs))
         future = self._manager.send(command)
         try:
@@ -150,7 +153,11 @@ class Session:
             self._abandon(command.ticket, future)
             raise
         assert isinstance(chunk, Chunk)
-        return chunk
+        left = self._left_behind()
+        if left is None:
+            return chunk
+        self._undelivered.append(chunk)  # this call waited behind one that was cancelled after its commit
+        return left
 
     async def reset(
         self, *, prompt: str | None = None, seed: int | None = None, image: Any = None, start: str | None = None
@@ -171,8 +178,10 @@ class Session:
         """Release everything. Idempotent; raises CleanupError when the release failed (it is retried by the engine)."""
         if self._view.state == "closed":
             return
+        if self._closing is None or self._closing.done():  # calls that overlap share one close and its outcome
+            self._closing = self._manager.send(c.Close(**self._address(), reason=reason))
         try:
-            await self._ask(c.Close(**self._address(), reason=reason))
+            await asyncio.shield(self._closing)
         except SessionGoneError:
             return
 
@@ -202,6 +211,14 @@ class Session:
 
     async def _ask(self, command: c.SessionCommand) -> Any:
         return await self._manager.send(command)
+
+    def _left_behind(self) -> Chunk | None:
+        """The oldest chunk that was committed and not handed out; what a reset made obsolete is dropped."""
+        while self._undelivered:
+            chunk = self._undelivered.popleft()
+            if chunk.epoch == self._view.epoch:
+                return chunk
+        return None
 
     def _abandon(self, ticket: int, future: asyncio.Future[Any]) -> None:
         """The caller of ``next_chunk`` is gone: withdraw it, and keep the chunk should it have been committed already."""
@@ -468,7 +485,10 @@ class SessionManager:
         """A create whose caller was cancelled has nobody to close it."""
         if not future.cancelled() and future.exception() is None:
             view = future.result()
-            self.post(c.Close(ticket=0, session_id=view.session_id, generation=view.generation, reason="client"))
+            try:
+                self.post(c.Close(ticket=0, session_id=view.session_id, generation=view.generation, reason="client"))
+            except OmniError:
+                log.warning("close was refused session_id=%s", view.session_id)
 
     def _wake(self) -> None:
         assert self._loop is not None
