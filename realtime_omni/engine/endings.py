@@ -97,10 +97,11 @@ class Endings:
         reason = entry.close_reason
         self.evicted += reason == "evicted"
         self._registry.bury(entry.session.id, reason, self._clock.now_s())
+        # The notice first: whoever has waited for the close finds everybody told.
+        self._front.notice("evicted" if reason == "evicted" else "closed", entry, reason=reason)
         for ticket in entry.closers:
             self._front.ok(ticket, None, entry)
         entry.closers.clear()
-        self._front.notice("evicted" if reason == "evicted" else "closed", entry, reason=reason)
 
     def _release_failed(self, entry: Entry, error: Exception) -> None:
         session = entry.session
