@@ -223,6 +223,13 @@ class Engine:
         for entry in self.registry:
             self._desk.close(entry, reason)
 
+    def abandon(self, error: Exception) -> None:
+        """The engine stops after an internal error: everybody who waits for something is told, nothing is tidied up."""
+        for entry in self.registry:
+            tickets = [*(w.ticket for w in entry.waiters), *entry.opening, *entry.closers]
+            for ticket in [*tickets, entry.flying_ticket if entry.flying else 0]:
+                self._front.fail(ticket, error)
+
     def check(self) -> None:
         """Raises AssertionError when an invariant is broken. Between cycles no page may be reserved."""
         self.consumer.check()

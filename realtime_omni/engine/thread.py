@@ -87,7 +87,9 @@ class EngineThread:
         except Exception as error:
             self._fatal = type(error).__name__
             log.critical("engine stopped", exc_info=error)
-            self._refuse_all(self._inbox.close(), EngineError("the engine has stopped", code=ErrorCode.INTERNAL))
+            stopped = EngineError("the engine has stopped", code=ErrorCode.INTERNAL)
+            engine.abandon(stopped)
+            self._refuse_all(self._inbox.close(), stopped)
         finally:
             self._inbox.close()
             engine.consumer.close()
