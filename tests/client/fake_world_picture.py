@@ -131,15 +131,15 @@ class H264Encoder:
         return bytes(packets[0]), bool(packets[0].is_keyframe)
 
 
-def make_encoder(format: Format, width: int, height: int, fps: float) -> Encoder | None:
+def make_encoder(kind: Format, width: int, height: int, fps: float) -> Encoder | None:
     """The encoder, or None when the format (or its library) is not here."""
     try:
-        if format == "h264":
+        if kind == "h264":
             return H264Encoder(width, height, fps)
-        if format == "jpeg":
+        if kind == "jpeg":
             import PIL  # noqa: F401
 
             return JpegEncoder()
     except ImportError:
         return None
-    return RawEncoder() if format == "rgb24" else None
+    return RawEncoder() if kind == "rgb24" else None

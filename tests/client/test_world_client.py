@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 
 import numpy as np
 import pytest
@@ -23,8 +25,10 @@ from realtime_omni_client import (
     WorldChunk,
     WorldClient,
 )
+from realtime_omni_client.link import StartOptions, WorldLink
 from realtime_omni_client.world import world_url
 from realtime_omni_protocols.errors import WireCode
+from realtime_omni_protocols.world import WireState
 
 FAST = Reconnect(attempts=5, base_s=0.01, cap_s=0.05)
 
@@ -41,7 +45,7 @@ async def play(world: WorldClient, count: int) -> list[WorldChunk]:
 def check_contiguous(chunks: list[WorldChunk]) -> None:
     """No chunk lost, none twice, frames numbered without a gap."""
     assert [c.chunk_index for c in chunks] == list(range(chunks[0].chunk_index, chunks[0].chunk_index + len(chunks)))
-    for before, after in zip(chunks, chunks[1:], strict=False):
+    for before, after in itertools.pairwise(chunks):
         assert after.first_frame == before.first_frame + before.frame_count
 
 
@@ -157,16 +161,14 @@ async def test_a_server_that_never_comes_back_is_given_up() -> None:
         client = WorldClient.connect(url, fps=200, format="rgb24", reconnect=Reconnect(2, 0.01, 0.01))
         async with client as world:
             await world.next_chunk()
-            connect = world._connector
 
             async def refuse() -> object:
                 raise ConnectError("no route")
 
-            world._connector = refuse  # type: ignore[assignment]
+            world._live.connector = refuse  # type: ignore[assignment]
             server.drop_all()
             with pytest.raises(ConnectionLostError, match="2 attempts"):
                 await play(world, 100)
-            assert connect is not None
             with pytest.raises(ConnectionLostError):
                 await world.send(prompt="late")
 
@@ -253,17 +255,20 @@ async def test_nobody_listening_is_a_connect_error() -> None:
 
 async def test_a_takeover_ends_the_first_client() -> None:
     async with fake_world() as (_, url), WorldClient.connect(url, fps=100, format="rgb24") as first:
-        await first.next_chunk()
-        second = WorldClient.connect(url, format="rgb24")
-        second._side.started, second._side._token = first._side.started, first._side._token
-        second._side.last_seq, second._side.next_frame = first._side.last_seq, first._side.next_frame
-        second._side.next_chunk, second._side.format = first._side.next_chunk, "rgb24"
-        second._chunks.clear()
-        task = asyncio.create_task(second._run())
+        await first.pause()
+        await asyncio.sleep(0.1)  # a block in flight may still arrive; then both ends know the same
+        link = WorldLink(first._connector, StartOptions(format="rgb24"), FAST, random.Random(0))
+        mine, theirs = link.side, first._live.side
+        mine.started, mine._token, mine.format = theirs.started, theirs._token, "rgb24"
+        mine.last_seq, mine.next_frame, mine.next_chunk = theirs.last_seq, theirs.next_frame, theirs.next_chunk
+        task = asyncio.create_task(link.run())
         with pytest.raises(SessionClosedError) as caught:
             await play(first, 1000)
         assert caught.value.reason == "taken_over"
-        await second.next_chunk()
+        while link.side.state is not WireState.PAUSED:
+            link.changed.clear()
+            await link.changed.wait()
+        assert link.side.statistics().resumes == 1
         task.cancel()
         await asyncio.wait([task])
 

@@ -16,8 +16,9 @@ from .errors import (
     StartRefusedError,
     WorldError,
 )
+from .link import Reconnect, StartOptions
 from .values import ClientStatistics, Outcome, Receipt, WorldChunk
-from .world import Reconnect, StartOptions, WorldClient
+from .world import WorldClient
 
 __all__ = [
     "ClientStatistics",
