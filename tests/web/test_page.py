@@ -155,6 +155,23 @@ def test_a_connection_that_the_server_drops_resumes(open_page: OpenPage, url: st
     assert [later - earlier for earlier, later in itertools.pairwise(frames) if later != earlier + 1] == []
 
 
+def test_a_connection_that_drops_again_and_again_still_shows_every_frame(
+    open_page: OpenPage, start_server: StartServer
+) -> None:
+    world = open_page(start_server("fake", "--drop-every-s", "1.5"))
+    world.moves()
+    watch_frame_numbers(world)
+    for prompt in ("one", "two", "three"):
+        world.page.fill("#prompt", prompt)
+        world.page.keyboard.press("Enter")
+        world.wait(f"s.prompt === '{prompt}'")  # not lost, wherever the cut was
+        world.page.keyboard.down("d")
+        world.moves(20)
+        world.page.keyboard.up("d")
+    frames = world.page.evaluate("window.frameNumbers")
+    assert [later - earlier for earlier, later in itertools.pairwise(frames) if later != earlier + 1] == []
+
+
 def watch_frame_numbers(world: World) -> None:
     """Every frame number that is shown, noted by the page itself."""
     world.page.evaluate("""() => {

@@ -62,6 +62,7 @@ export class App {
   private lastChunk: Chunk | null = null;
   private pausedByPage = false;
   private leaving = false;
+  private promptForLater: string | null = null;
   private walked = false;
   private reachable = true;
   private errors: string[] = [];
@@ -188,7 +189,10 @@ export class App {
   }
 
   private prompt(prompt: string): void {
-    if (!this.live) return;
+    if (!this.live) {
+      this.promptForLater = prompt; // a short loss of the connection does not lose what was typed
+      return;
+    }
     this.connection.send(this.machine.event({ prompt }).message);
     this.view.say(`Going there: ${prompt}`);
   }
@@ -239,12 +243,15 @@ export class App {
     switch (message.type) {
       case "session.started":
         this.player.stop();
+        this.promptForLater = null;
         this.settle(message);
         return this.playing();
       case "session.resumed":
         if (this.settle(this.machine.session!)) this.machine.skipToReceived();
         this.connection.send(this.machine.ack());
         for (const prompt of this.machine.takeLostPrompts()) this.prompt(prompt);
+        if (this.promptForLater !== null) this.prompt(this.promptForLater);
+        this.promptForLater = null;
         this.sendKeys(null); // what the server believes to be held was released with the connection
         if (this.machine.phase === "failed") return;
         return this.machine.phase === "paused" ? this.paused() : this.playing();

@@ -131,6 +131,7 @@ export class Connection {
       if (typeof data === "string") {
         this.hooks.onBytes(data.length);
         const message = this.machine.receiveText(data);
+        if (message.type === "chunk") this.attempt = 0; // the session goes on: the next loss is a new one
         if (message.type === "session.closed") this.wanted = false;
         if (message.type === "pong" && typeof message.t === "number") {
           this.lastPongAt = performance.now();
@@ -151,7 +152,7 @@ export class Connection {
   private heartbeat(): void {
     const now = performance.now();
     if (now - this.lastPongAt > PONG_TIMEOUT_MS && !document.hidden) this.lost();
-    else if (this.ping()) this.attempt = 0; // it has held for a while
+    else this.ping();
   }
 
   private ping(): boolean {
