@@ -1,0 +1,82 @@
+"""The page under the real server, with the null model: its headers, its discovery, its access rules, its resume."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from web.world_page import OpenPage, StartServer
+
+pytestmark = pytest.mark.browser
+
+FRAMES = """() => {
+    window.frameNumbers = [];
+    const context = realtimeOmni.world.getContext('2d');
+    const draw = context.drawImage.bind(context);
+    context.drawImage = (...args) => {
+        draw(...args);
+        queueMicrotask(() => window.frameNumbers.push(realtimeOmni.stats().lastFrameIndex));
+    };
+}"""
+
+
+@pytest.fixture(scope="module")
+def url(start_server: StartServer) -> str:
+    return start_server("null")
+
+
+def test_it_opens_under_the_servers_own_content_security_policy(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    stats = world.moves()
+    assert stats["format"] == "h264"
+    assert stats["errors"] == []
+    policy = world.page.evaluate("fetch('./').then((response) => response.headers.get('content-security-policy'))")
+    assert "default-src 'self'" in policy
+    assert "unsafe" not in policy
+
+
+def test_the_prompts_of_the_model_are_offered_and_work(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    here = world.moves()["prompt"]
+    prompts = [chip.get_attribute("data-prompt") for chip in world.page.locator("#prompts button").all()]
+    other = next(prompt for prompt in prompts if prompt != here)
+    world.page.click(f'#prompts button[data-prompt="{other}"]')
+    world.wait(f"s.prompt === {other!r}")
+    world.page.wait_for_selector(f'#prompts button[data-prompt="{other}"][aria-pressed="true"]')
+
+
+def test_an_unknown_prompt_is_refused_in_words_and_the_walk_goes_on(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    world.moves()
+    world.page.fill("#prompt", "xyzzy plugh")
+    world.page.keyboard.press("Enter")
+    world.page.wait_for_selector("#toast:has-text('does not know this place')")
+    world.moves()
+
+
+def test_cut_and_reloaded_it_walks_on_with_the_next_frame(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    before = world.moves()
+    world.page.evaluate(FRAMES)
+    world.page.evaluate("realtimeOmni.cut()")
+    world.moves(12)
+    frames = world.page.evaluate("window.frameNumbers")
+    assert [later - earlier for earlier, later in itertools.pairwise(frames) if later != earlier + 1] == []
+    world.page.reload()
+    after = world.moves()
+    assert after["sessionId"] == before["sessionId"]
+    assert after["lastFrameIndex"] > frames[-1]
+
+
+def test_a_server_with_a_key_asks_for_it_and_says_when_it_is_wrong(
+    open_page: OpenPage, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REALTIME_OMNI_API_KEY", "open-sesame")
+    world = open_page(start_server("null"))
+    world.page.fill("#key", "wrong")
+    world.page.keyboard.press("Enter")
+    world.page.wait_for_selector("#card-text:has-text('did not accept')")
+    world.page.fill("#key", "open-sesame")
+    world.page.keyboard.press("Enter")
+    world.moves()
