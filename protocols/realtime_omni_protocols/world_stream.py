@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import itertools
-from collections import deque
 from collections.abc import Iterable, Sequence
 
 from .errors import LocalError, WireCode, WireError
@@ -48,6 +46,7 @@ from .world_messages import (
     SessionStarted,
     Timings,
 )
+from .world_replay import EventLedger, ReplayBuffer
 from .world_table import LIVE, TABLE, WireState
 
 __all__ = ["ControlEntry", "Entry", "FrameEntry", "ResumePlan", "StreamLimits", "WorldSessionStream"]
@@ -84,19 +83,15 @@ class WorldSessionStream:
         self.displayed = 0
         self.asks = 0
         self.next_chunk = 0
-        self.next_event_id = next_event_id
         self.last_seq = 0
-        self.acked_seq = 0
         self.terminal: SessionClosed | None = None
         self.applied_event_id: int | None = None
-        self._entries: deque[Entry] = deque()
-        self._base = Standing(self.state, 0, 0)  # standing before the oldest entry
-        self._open: dict[int, None] = {}  # accepted events without a terminal receipt, in order
+        self._replay = ReplayBuffer(limits.max_entries)
+        self._events = EventLedger(next_event_id)
         self._token: bytes | None = None
         self._detached_at: float | None = None
         self._progress_at = now
-        self._peak = self._forgotten = self._chunks = self._resumes = 0
-        self._accepted = self._applied = self._discarded = 0
+        self._chunks = self._resumes = 0
 
     # ---- emitting --------------------------------------------------------------------------------------------------
 
@@ -155,25 +150,22 @@ class WorldSessionStream:
     ) -> ControlEntry:
         """First receipt. Only ``accepted`` opens the event; the other two say that its terminal receipt exists or will."""
         fresh = status == "accepted"
-        if fresh and event_id < self.next_event_id:
-            raise LocalError(f"event {event_id} is accepted again")
+        if fresh:
+            self._events.require_new(event_id)
         entry = self._control(
             EventAccepted(
                 seq=self.last_seq + 1, event_id=event_id, status=status, pending=pending, prompt=prompt, re=re
             )
         )
         if fresh:
-            self._open[event_id] = None
-            self.next_event_id = event_id + 1
-            self._accepted += 1
+            self._events.accept(event_id)
         return entry
 
     def event_discarded(self, event_ids: Iterable[int], *, reason: DiscardReason = "reset") -> ControlEntry:
         """Terminal receipt of events that will never act."""
-        ids = self._require_open(event_ids)
+        ids = self._events.require_open(event_ids)
         entry = self._control(EventDiscarded(seq=self.last_seq + 1, event_ids=ids, reason=reason))
-        self._settle_events(ids)
-        self._discarded += len(ids)
+        self._events.settle(ids, applied=False)
         return entry
 
     def chunk(
@@ -200,7 +192,7 @@ class WorldSessionStream:
             raise LocalError(f"a chunk has 1 to 255 frames, not {frames}")
         if chunk_index != self.next_chunk:
             raise LocalError(f"chunk {chunk_index} does not follow chunk {self.next_chunk - 1}")
-        ids = self._require_open(applied_event_ids) if applied_event_ids else ()
+        ids = self._events.require_open(applied_event_ids)
         first = self.generated
         entries: list[Entry] = []
         if ids:
@@ -209,8 +201,7 @@ class WorldSessionStream:
                     EventApplied(seq=self.last_seq + 1, event_ids=ids, chunk_index=chunk_index, first_frame=first)
                 )
             )
-            self._settle_events(ids)
-            self._applied += len(ids)
+            self._events.settle(ids, applied=True)
             self.applied_event_id = ids[-1]
         entries.append(
             self._control(
@@ -283,8 +274,8 @@ class WorldSessionStream:
         if reason == "taken_over":
             raise LocalError("taken_over ends a connection, not the session: use WorldServerSide.taken_over")
         entries: list[Entry] = []
-        if self._open and self.state is not WireState.CLOSED:
-            entries.append(self.event_discarded(tuple(self._open), reason="closed"))
+        if len(self._events) and self.state is not WireState.CLOSED:
+            entries.append(self.event_discarded(self._events.open_ids, reason="closed"))
         final = SessionClosed(seq=self.last_seq + 1, reason=reason, code=code, message=message, re=re)
         entries.append(self._control(final))
         self.terminal = final
@@ -301,13 +292,8 @@ class WorldSessionStream:
         current = ack.epoch == self.epoch
         if current and ack.displayed > self.generated:
             raise WireError(WireCode.INVALID_ARGUMENT, "more frames than were sent", path="$.displayed", re=ack.id)
-        arrived = ack.seq
-        # A chunk that was shown to its end has arrived, whatever seq says. Not a frame alone: a page that is reloaded goes
-        # on from the last complete chunk it knows.
-        for entry in self._entries:
-            if isinstance(entry, FrameEntry) and entry.last and (entry.epoch, entry.frame) < (ack.epoch, ack.displayed):
-                arrived = max(arrived, entry.seq)
-        self._forget_to(arrived)
+        # A chunk that was shown to its end has arrived, whatever seq says.
+        self._replay.forget_to(max(ack.seq, self._replay.shown_to(ack.epoch, ack.displayed)))
         progress = current and ack.displayed > self.displayed
         if progress:
             self.displayed = ack.displayed
@@ -346,6 +332,14 @@ class WorldSessionStream:
         self.asks = 0
 
     @property
+    def acked_seq(self) -> int:
+        return self._replay.acked_seq
+
+    @property
+    def next_event_id(self) -> int:
+        return self._events.next_event_id
+
+    @property
     def attached(self) -> bool:
         return self._detached_at is None
 
@@ -360,11 +354,7 @@ class WorldSessionStream:
 
     def replay_after(self, last_seq: int) -> tuple[Entry, ...]:
         """What a client that has everything up to ``last_seq`` lacks, or `WireError` resume_refused."""
-        if last_seq < 1 or last_seq > self.last_seq:
-            raise WireError(WireCode.RESUME_REFUSED, "last_seq was never sent", path="$.last_seq")
-        if last_seq < self.acked_seq:
-            raise WireError(WireCode.RESUME_REFUSED, "last_seq is already forgotten", path="$.last_seq")
-        return tuple(entry for entry in self._entries if entry.seq > last_seq)
+        return self._replay.after(last_seq, self.last_seq)
 
     def resume(
         self,
@@ -384,8 +374,8 @@ class WorldSessionStream:
         except WireError as error:
             error.re = re
             raise
-        self._forget_to(last_seq)
-        standing = self._base
+        self._replay.forget_to(last_seq)
+        standing = self._replay.standing
         self._token = _digest(resume_token)
         self._detached_at = None
         self._progress_at = now
@@ -414,39 +404,33 @@ class WorldSessionStream:
             state=self.state.value,
             last_seq=self.last_seq,
             acked_seq=self.acked_seq,
-            entries=len(self._entries),
-            entries_peak=self._peak,
-            forgotten=self._forgotten,
+            entries=len(self._replay),
+            entries_peak=self._replay.peak,
+            forgotten=self._replay.forgotten,
             epoch=self.epoch,
             generated=self.generated,
             displayed=self.displayed,
             asks=self.asks,
-            open_events=len(self._open),
-            events_accepted=self._accepted,
-            events_applied=self._applied,
-            events_discarded=self._discarded,
+            open_events=len(self._events),
+            events_accepted=self._events.accepted,
+            events_applied=self._events.applied,
+            events_discarded=self._events.discarded,
             chunks=self._chunks,
             resumes=self._resumes,
         )
 
     def check(self) -> None:
         """Raise `LocalError` when an invariant is broken; cheap enough for tests after every step."""
-        seqs = [entry.seq for entry in self._entries]
-        expected = list(range(self.acked_seq + 1, self.last_seq + 1))
+        self._replay.check(self.last_seq)
+        self._events.check()
         for broken, what in (
-            (seqs != expected, "the replay buffer has a gap"),
-            (len(seqs) > self.limits.max_entries, "the replay buffer is over its bound"),
             (not 0 <= self.displayed <= self.generated, "displayed is outside 0..generated"),
-            (
-                self._accepted != self._applied + self._discarded + len(self._open),
-                "an event has not exactly one receipt",
-            ),
             ((self.terminal is not None) != (self.state is WireState.CLOSED), "terminal message and state disagree"),
             (
                 self.terminal is not None and self.terminal.seq != self.last_seq,
                 "something follows the terminal message",
             ),
-            (self.terminal is not None and bool(self._open), "the session ended with open events"),
+            (self.terminal is not None and len(self._events) > 0, "the session ended with open events"),
         ):
             if broken:
                 raise LocalError(what)
@@ -460,7 +444,7 @@ class WorldSessionStream:
         self.state = state
         self.last_seq += 1
         entry = ControlEntry(seq=self.last_seq, message=message, after=Standing(state, self.epoch, self.generated))
-        self._keep(entry)
+        self._replay.keep(entry)
         return entry
 
     def _frame(self, index: int, last: bool, chunk_index: int, frames: int, media: object) -> FrameEntry:
@@ -479,33 +463,8 @@ class WorldSessionStream:
             media=media,
             after=Standing(self.state, self.epoch, self.generated),
         )
-        self._keep(entry)
+        self._replay.keep(entry)
         return entry
-
-    def _keep(self, entry: Entry) -> None:
-        self._entries.append(entry)
-        while len(self._entries) > self.limits.max_entries:
-            self._forgotten += 1
-            self._forget_to(self._entries[0].seq)
-        self._peak = max(self._peak, len(self._entries))
-
-    def _forget_to(self, seq: int) -> None:
-        while self._entries and self._entries[0].seq <= seq:
-            entry = self._entries.popleft()
-            self._base, self.acked_seq = entry.after, entry.seq
-
-    def _require_open(self, event_ids: Iterable[int]) -> tuple[int, ...]:
-        ids = tuple(event_ids)
-        if any(later <= earlier for earlier, later in itertools.pairwise(ids)):
-            raise LocalError("event ids are not strictly increasing")
-        unknown = [event_id for event_id in ids if event_id not in self._open]
-        if unknown:
-            raise LocalError(f"events {unknown} are not open: never accepted, or their receipt was sent")
-        return ids
-
-    def _settle_events(self, ids: tuple[int, ...]) -> None:
-        for event_id in ids:
-            del self._open[event_id]
 
 
 def _live(state: WireState) -> LiveState:
