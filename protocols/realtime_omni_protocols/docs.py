@@ -42,7 +42,8 @@ def state_table() -> str:
     )
     return "\n".join(
         [
-            "An empty cell is refused, `=` stays, a name is the new state. In `closed` nothing is sent, and what still arrives is ignored.",
+            "An empty cell is refused, `=` stays, a name is the new state. In `closed` nothing is sent; what still arrives",
+            "is ignored.",
             "",
             "Client to server:",
             "",
@@ -52,8 +53,8 @@ def state_table() -> str:
             "",
             "A second `session.start` or `session.resume` in `playing`, `paused` or `failed` is `session_exists`.",
             "",
-            "Server to client (`session.resumed` leads to the state it names; an `error` that answers the start or the resume leads back to",
-            "`open`, a fatal one to `closed`):",
+            "Server to client (`session.resumed` leads to the state it names; an `error` that answers the start or the resume",
+            "leads back to `open`, a fatal one to `closed`):",
             "",
             *head,
             *rows(SERVER_TYPES),
@@ -75,14 +76,14 @@ def spec_with_table(text: str) -> str:
 
 
 def schema_text() -> str:
-    """JSON schema (draft 2020-12) of all messages: `#/$defs/ClientMessage`, `#/$defs/ServerMessage`, one definition per message."""
+    """JSON schema (draft 2020-12): `#/$defs/ClientMessage`, `#/$defs/ServerMessage`, and one definition per message."""
     (client, server), components = msgspec.json.schema_components(
         [AnyClientMessage, AnyServerMessage], ref_template="#/$defs/{name}"
     )
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "realtime-omni.world.v1 control messages",
-        "description": "Generated from realtime_omni_protocols.world_messages. Binding rules a schema cannot say are in world.md.",
+        "description": "Generated from realtime_omni_protocols.world_messages. What a schema cannot say is in world.md.",
         "anyOf": [{"$ref": "#/$defs/ClientMessage"}, {"$ref": "#/$defs/ServerMessage"}],
         "$defs": {"ClientMessage": client, "ServerMessage": server, **components},
     }

@@ -27,7 +27,8 @@ MAX_DATA_BYTES = 16_384
 MAX_TEXT_DEPTH = 32
 """Nesting of a whole message; keeps every parser far away from the recursion limit."""
 MAX_TOKENS = 50_000
-"""Strings and brackets (and commas) of one message; more than any message within 64 KiB needs. A 4 MiB message is one long string."""
+"""Strings and brackets (and commas) of one message, more than any message within 64 KiB needs. A 4 MiB message is one
+long string."""
 MAX_ESCAPES = 100_000
 """Backslashes of one message; a 4 MiB base64 picture whose every slash is escaped has 65,536."""
 MAX_NUMBER_CHARS = 400
@@ -36,8 +37,8 @@ MAX_NUMBER_CHARS = 400
 JsonObject = dict[str, Any]
 """Opaque JSON that only the model's own schema can judge; the one place where a dict crosses the boundary."""
 
-# The closing quote is optional on purpose: a string that never ends must match once, or the search restarts at each of its
-# escaped quotes and becomes quadratic.
+# The closing quote is optional on purpose: a string that never ends must match once, or the search restarts at each of
+# its escaped quotes and becomes quadratic.
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.DOTALL)
 _AT = re.compile(r"^(?P<text>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"field `(?P<name>[^`]*)`")

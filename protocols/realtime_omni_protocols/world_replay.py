@@ -7,12 +7,14 @@ Invariants: entries are contiguous and follow ``acked_seq``; an event is opened 
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections import deque
 from collections.abc import Iterable
 
 from .errors import LocalError, WireCode, WireError
 from .world_entries import Entry, FrameEntry, Standing
+from .world_messages import SessionAck
 from .world_table import WireState
 
 
@@ -114,3 +116,18 @@ class EventLedger:
     def check(self) -> None:
         if self.accepted != self.applied + self.discarded + len(self._open):
             raise LocalError("an event has not exactly one receipt")
+
+
+def check_ack(ack: SessionAck, *, last_seq: int, epoch: int, generated: int) -> None:
+    """Refuse an ack of what was not sent."""
+    if ack.seq > last_seq:
+        raise WireError(WireCode.INVALID_ARGUMENT, "seq was not sent yet", path="$.seq", re=ack.id)
+    if ack.epoch > epoch:
+        raise WireError(WireCode.INVALID_ARGUMENT, "this epoch has not begun", path="$.epoch", re=ack.id)
+    if ack.epoch == epoch and ack.displayed > generated:
+        raise WireError(WireCode.INVALID_ARGUMENT, "more frames than were sent", path="$.displayed", re=ack.id)
+
+
+def token_digest(token: str) -> bytes:
+    """What is kept of a resume token."""
+    return hashlib.sha256(token.encode("utf-8")).digest()

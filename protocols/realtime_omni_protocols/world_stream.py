@@ -10,7 +10,6 @@ keeps raw frames there, so that it can encode them again from a key frame.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections.abc import Iterable, Sequence
 
@@ -46,14 +45,17 @@ from .world_messages import (
     SessionStarted,
     Timings,
 )
-from .world_replay import EventLedger, ReplayBuffer
+from .world_replay import EventLedger, ReplayBuffer, check_ack, token_digest
 from .world_table import LIVE, TABLE, WireState
 
 __all__ = ["ControlEntry", "Entry", "FrameEntry", "ResumePlan", "StreamLimits", "WorldSessionStream"]
 
 
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8")).digest()
+_LIVE_NAMES: dict[WireState, LiveState] = {
+    WireState.PLAYING: "playing",
+    WireState.PAUSED: "paused",
+    WireState.FAILED: "failed",
+}
 
 
 class WorldSessionStream:
@@ -113,7 +115,7 @@ class WorldSessionStream:
         re: str | None = None,
     ) -> ControlEntry:
         """`session.started`, always ``seq`` 1."""
-        self._token = _digest(resume_token)
+        self._token = token_digest(resume_token)
         return self._control(
             SessionStarted(
                 seq=self.last_seq + 1,
@@ -285,16 +287,10 @@ class WorldSessionStream:
 
     def acknowledge(self, ack: SessionAck, now: float) -> bool:
         """Take an ack; true when it made progress (new credit). An old or repeated ack changes nothing."""
-        if ack.seq > self.last_seq:
-            raise WireError(WireCode.INVALID_ARGUMENT, "seq was not sent yet", path="$.seq", re=ack.id)
-        if ack.epoch > self.epoch:
-            raise WireError(WireCode.INVALID_ARGUMENT, "this epoch has not begun", path="$.epoch", re=ack.id)
-        current = ack.epoch == self.epoch
-        if current and ack.displayed > self.generated:
-            raise WireError(WireCode.INVALID_ARGUMENT, "more frames than were sent", path="$.displayed", re=ack.id)
+        check_ack(ack, last_seq=self.last_seq, epoch=self.epoch, generated=self.generated)
         # A chunk that was shown to its end has arrived, whatever seq says.
         self._replay.forget_to(max(ack.seq, self._replay.shown_to(ack.epoch, ack.displayed)))
-        progress = current and ack.displayed > self.displayed
+        progress = ack.epoch == self.epoch and ack.displayed > self.displayed
         if progress:
             self.displayed = ack.displayed
             self._progress_at = now
@@ -350,7 +346,7 @@ class WorldSessionStream:
         return self._detached_at + self.limits.grace_s
 
     def token_matches(self, token: str) -> bool:
-        return self._token is not None and hmac.compare_digest(self._token, _digest(token))
+        return self._token is not None and hmac.compare_digest(self._token, token_digest(token))
 
     def replay_after(self, last_seq: int) -> tuple[Entry, ...]:
         """What a client that has everything up to ``last_seq`` lacks, or `WireError` resume_refused."""
@@ -376,7 +372,7 @@ class WorldSessionStream:
             raise
         self._replay.forget_to(last_seq)
         standing = self._replay.standing
-        self._token = _digest(resume_token)
+        self._token = token_digest(resume_token)
         self._detached_at = None
         self._progress_at = now
         self.asks = 0
@@ -386,7 +382,7 @@ class WorldSessionStream:
                 session_id=self.session_id,
                 resume_token=resume_token,
                 replayed_from=last_seq + 1,
-                state=_live(standing.state),
+                state=_LIVE_NAMES[standing.state],
                 epoch=standing.epoch,
                 next_frame=standing.next_frame,
                 next_event_id=self.next_event_id,
@@ -423,17 +419,12 @@ class WorldSessionStream:
         """Raise `LocalError` when an invariant is broken; cheap enough for tests after every step."""
         self._replay.check(self.last_seq)
         self._events.check()
-        for broken, what in (
-            (not 0 <= self.displayed <= self.generated, "displayed is outside 0..generated"),
-            ((self.terminal is not None) != (self.state is WireState.CLOSED), "terminal message and state disagree"),
-            (
-                self.terminal is not None and self.terminal.seq != self.last_seq,
-                "something follows the terminal message",
-            ),
-            (self.terminal is not None and len(self._events) > 0, "the session ended with open events"),
-        ):
-            if broken:
-                raise LocalError(what)
+        if not 0 <= self.displayed <= self.generated:
+            raise LocalError("displayed is outside 0..generated")
+        if (self.terminal is not None) != (self.state is WireState.CLOSED):
+            raise LocalError("terminal message and state disagree")
+        if self.terminal is not None and (self.terminal.seq != self.last_seq or len(self._events)):
+            raise LocalError("something follows the terminal message, or an event is still open")
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
@@ -465,11 +456,3 @@ class WorldSessionStream:
         )
         self._replay.keep(entry)
         return entry
-
-
-def _live(state: WireState) -> LiveState:
-    if state is WireState.PAUSED:
-        return "paused"
-    if state is WireState.FAILED:
-        return "failed"
-    return "playing"
