@@ -83,6 +83,7 @@ class Pair:
     receipts: list[int] = field(default_factory=list)  # terminal receipts as the client saw them
     messages: list[AnyServerMessage] = field(default_factory=list)
     terminals: int = 0
+    orphan: WorldServerSide | None = None  # a connection the server still believes in
 
     # ---- the wire -----------------------------------------------------------------------------------------------------
 
@@ -92,7 +93,7 @@ class Pair:
         self.to_client.append(self.side.send(self.side.hello()))
 
     def cut(self, lost_to_client: int = 10**9) -> None:
-        """The socket breaks: the last ``lost_to_client`` messages never arrive, nor does anything still on its way to the server."""
+        """The socket breaks: the last ``lost_to_client`` messages never arrive, nor what is still on its way to the server."""
         for _ in range(min(lost_to_client, len(self.to_client))):
             self.to_client.pop()
         self.deliver_to_client()
@@ -132,6 +133,29 @@ class Pair:
         self.settle()
         self.to_server.append(self.client.resume())
         self.settle()
+
+    def reconnect_unnoticed(self, lost_to_client: int, processed: int) -> None:
+        """The client's socket breaks and the server does not notice: the client takes its own session over.
+
+        Of what was on its way to the server, ``processed`` messages arrive before the takeover and the rest after it.
+        """
+        orphan = self.side
+        assert orphan is not None
+        late = list(self.to_server)
+        self.to_server.clear()
+        for _ in range(min(lost_to_client, len(self.to_client))):
+            self.to_client.pop()
+        self.deliver_to_client()
+        self.client.connection_lost()
+        self.to_server.clear()
+        for text in late[:processed]:
+            for command in orphan.receive_text(text, self.now):
+                self.serve(command)
+        self.to_client.clear()  # what the server answers goes to the dead socket
+        self.orphan = orphan
+        self.reconnect()
+        for text in late[processed:]:
+            assert orphan.receive_text(text, self.now) == []
 
     # ---- the client's user --------------------------------------------------------------------------------------------
 
@@ -223,6 +247,9 @@ class Pair:
         except WireError as error:
             self.send(self.side.refuse(resume, error.code, error.message, path=error.path))
             return
+        if self.orphan is not None:
+            self.orphan.send(self.orphan.taken_over())
+            self.orphan = None
         self.side.attach(self.stream)
         self.send(plan.resumed)
         self.send(*plan.entries, replay=True)
@@ -278,7 +305,7 @@ class Pair:
         self.send(self.stream.event_accepted(event.event_id, pending=len(self.pending)))
 
     def tick(self) -> bool:
-        """One block, when credit, state and cadence allow it. A detached session finishes the block in flight, so it may too."""
+        """One block, when credit and state allow it. A detached session finishes the block in flight, so it may too."""
         stream = self.stream
         if stream is None or stream.state is not WireState.PLAYING or not stream.credit_open():
             return False

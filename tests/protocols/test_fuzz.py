@@ -7,11 +7,11 @@ import random
 import time
 
 import pytest
+
+from protocols.make_vectors import FILES, TARGET
 from realtime_omni_protocols.errors import WireError
 from realtime_omni_protocols.world import Reply, WorldServerSide, parse_client, parse_server, unpack_frame
 from realtime_omni_protocols.world_messages import ErrorMessage
-
-from protocols.make_vectors import FILES, TARGET
 
 SEEDS = [v for name in sorted(FILES) for v in json.loads((TARGET / name).read_text(encoding="utf-8"))]
 TEXTS = [v["wire"].encode() for v in SEEDS if v["kind"] == "text" and "wire" in v and len(v["wire"]) < 4_000]

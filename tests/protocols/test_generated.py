@@ -8,13 +8,13 @@ from typing import Any
 
 import jsonschema
 import pytest
+
+from protocols.make_vectors import CLIENT_BAD, CLIENT_GOOD, SERVER_TEXT
 from realtime_omni.errors import ErrorCode
 from realtime_omni_protocols import docs
 from realtime_omni_protocols.errors import CloseCode, WireCode
-from realtime_omni_protocols.world_messages import message_type
+from realtime_omni_protocols.world_messages import message_type, parse_client, parse_server
 from realtime_omni_protocols.world_table import TABLE, WireState
-
-from protocols.make_vectors import CLIENT_BAD, CLIENT_GOOD, SERVER_TEXT
 
 SPEC = docs.SPEC.read_text(encoding="utf-8")
 SCHEMA = json.loads(docs.SCHEMA.read_text(encoding="utf-8"))
@@ -93,6 +93,15 @@ def test_every_message_of_the_text_is_in_the_table_and_the_other_way_round() -> 
     named = set(re.findall(r"`((?:session|event|chunk)\.[a-z_]+|chunk|hello|ping|pong|error)`", tables))
     assert named == {message_type(message) for _, message in TABLE}
     assert {state for state, _ in TABLE} | set(TABLE.values()) == set(WireState)
+
+
+def test_the_conversation_of_the_text_is_valid() -> None:
+    """Lines that are cut with an ellipsis in a list of fields are skipped; tokens are written short."""
+    lines = re.findall(r"^([SC]) (\{.*\})$", SPEC.split("## 10. A conversation")[1], re.MULTILINE)
+    whole = [(who, text.replace("…", "")) for who, text in lines if ", …" not in text]
+    assert len(whole) >= 8
+    for who, text in whole:
+        (parse_server if who == "S" else parse_client)(text)
 
 
 def test_nothing_leaves_the_closed_state() -> None:

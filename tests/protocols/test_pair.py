@@ -1,8 +1,9 @@
 """Both machines against each other under random use, with the wire cut at any point.
 
-Faults that were put in on purpose and are found by these tests: a replay that starts one entry late; frames of a replay without
-their chunk state; the ack forgetting the whole buffer; an accepted event resent and applied twice; events lost with the connection
-not sent again; the epoch not raised by a reset; the terminal message sent twice; open events left at the close.
+Faults that were put in on purpose, each found by a test of this folder: a replay that starts one entry late; a client that
+forgets the chunk it was in; an ack that forgets the whole buffer; events lost with a connection not sent again; the epoch or
+the counters not raised by a reset; the terminal message sent twice; open events left at the close; a resume that tells the
+present instead of the standing as of ``last_seq``, or leaves the new connection in another state than it names.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from protocols.pair import Pair
 from realtime_omni_protocols.errors import LocalError, WireCode
 from realtime_omni_protocols.world import WireState, WorldSessionStream
 from realtime_omni_protocols.world_messages import ErrorMessage, EventAccepted, SessionClosed, SessionResumed
-
-from protocols.pair import Pair
 
 LIVE = (WireState.PLAYING, WireState.PAUSED, WireState.FAILED)
 
@@ -85,6 +86,12 @@ class WorldUnderRandomUse(RuleBasedStateMachine):
     def cut(self, lost: int) -> None:
         self.pair.cut(lost)
 
+    @precondition(lambda self: self.pair.side is not None)
+    @rule(lost=st.integers(0, 12), processed=st.integers(0, 5))
+    def take_over(self, lost: int, processed: int) -> None:
+        if self.pair.client.can_resume:
+            self.pair.reconnect_unnoticed(lost, processed)
+
     @precondition(lambda self: self.pair.side is None)
     @rule()
     def reconnect(self) -> None:
@@ -116,11 +123,11 @@ class WorldUnderRandomUse(RuleBasedStateMachine):
         assert isinstance(pair.messages[-1], SessionClosed)
 
 
-WorldUnderRandomUse.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 TestRandomUse = WorldUnderRandomUse.TestCase
+TestRandomUse.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 
 
-@pytest.mark.parametrize("lost", range(0, 16))
+@pytest.mark.parametrize("lost", range(16))
 def test_a_cut_at_every_point_of_two_blocks_changes_nothing(lost: int) -> None:
     pair = Pair()
     pair.start()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+
+from protocols.pair import Pair
 from realtime_omni_protocols.errors import CloseCode, LocalError, WireCode
 from realtime_omni_protocols.world import Close, Command, Reply, ServerLimits, WireState, WorldServerSide, close_code
 from realtime_omni_protocols.world_messages import (
@@ -15,8 +17,6 @@ from realtime_omni_protocols.world_messages import (
     SessionStart,
     parse_server,
 )
-
-from protocols.pair import Pair
 
 
 def fresh(now: float = 0.0, **limits: float) -> WorldServerSide:

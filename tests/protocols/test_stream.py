@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+
+from protocols.pair import LIMITS
 from realtime_omni_protocols.errors import LocalError, WireCode, WireError
 from realtime_omni_protocols.world import ControlEntry, FrameEntry, StreamLimits, WireState, WorldSessionStream
 from realtime_omni_protocols.world_entries import Entry
@@ -16,8 +18,6 @@ from realtime_omni_protocols.world_messages import (
     SessionClosed,
     Timings,
 )
-
-from protocols.pair import LIMITS
 
 TIMINGS, KV = Timings(tick=1, encode=1, wait=1), KvUse(pages_used=0, pages_total=0)
 
