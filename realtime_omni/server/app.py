@@ -1,13 +1,16 @@
 """The HTTP face: the page, health, metrics, discovery, session list, and the WebSocket route.
 
 Owns routes and headers. Everything a route says is an explicit translation of the manager's values; errors carry codes.
-``create_app`` gives an application that can be mounted elsewhere; whoever calls it starts and stops the manager.
+``create_app`` gives an application that can be mounted elsewhere; whoever calls it starts and stops the manager. Its lifespan
+ends the sessions; a server that does not run lifespans (``server.run``, a mount) calls ``app.state.hub.shutdown`` itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +61,14 @@ def create_app(manager: Backend, settings: ServerSettings, *, clock: Clock | Non
     metrics = Metrics()
     metrics.watch(manager.statistics)
     hub = WorldHub(manager, settings, metrics, clock)
-    app = FastAPI(title="realtime-omni", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await hub.shutdown(settings.shutdown_timeout_s)
+        hub.close()
+
+    app = FastAPI(title="realtime-omni", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.hub = hub
     app.state.metrics = metrics
     app.add_middleware(AccessMiddleware, settings=settings)

@@ -170,7 +170,7 @@ class WireSessions:
         self._count()
 
     def finish(
-        self, record: WireSession, reason: str, code: WireCode | None = None, message: str | None = None
+        self, record: WireSession, reason: str | None, code: WireCode | None = None, message: str | None = None
     ) -> None:
         """The session ended: say so once, to whoever is there, and forget it. Later calls do nothing."""
         if self._records.get(record.id) is not record:
@@ -195,8 +195,10 @@ class WireSessions:
             case "evicted":
                 code = wire_code(notice.code) if notice.code else WireCode.CAPACITY
                 self.finish(record, "evicted", code, notice.message)
-            case "closed" | "cleanup_failed":
+            case "closed":
                 self.finish(record, notice.reason or "operator", _CODES.get(notice.reason or ""))
+            case "cleanup_failed":  # a tombstone: the engine retries the release, the client has nothing left to do
+                self.finish(record, notice.reason if notice.reason in _REASONS else "failed")
             case "progress":
                 pass
             case other:

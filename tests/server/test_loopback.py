@@ -6,13 +6,16 @@ import asyncio
 import base64
 import contextlib
 import json
+import re
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import websockets
+from starlette.routing import Mount
 from websockets.asyncio.client import ClientConnection, connect
 
 from realtime_omni.server.app import create_app
@@ -237,3 +240,15 @@ async def test_a_peer_that_never_reads_is_cut_and_its_session_detached(manager: 
             while "s" not in big.live or big.live["s"].view.attached:
                 await asyncio.sleep(0.02)
         writer.transport.abort()
+
+
+def test_the_route_table_is_the_applications(manager: FakeManager) -> None:
+    page = (Path(__file__).resolve().parents[2] / "protocols" / "http.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| (\w+) \| `([^`]+)`", page, re.MULTILINE))
+    app = create_app(manager, ServerSettings())
+    actual = set()
+    for route in app.routes:
+        methods = getattr(route, "methods", None) or ({"GET"} if isinstance(route, Mount) else {"WS"})
+        actual |= {(method, route.path or "/") for method in methods if method != "HEAD"}  # type: ignore[attr-defined]
+    app.state.hub.close()
+    assert actual == documented

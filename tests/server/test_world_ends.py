@@ -10,7 +10,7 @@ import pytest
 
 from realtime_omni.errors import TickError
 from realtime_omni.server.hub import WorldHub
-from server.fakes import FakeManager
+from server.fakes import FakeManager, FakeNotice
 from server.wire import Client, eventually, make_hub, type_of
 
 
@@ -153,6 +153,36 @@ async def test_shutdown_says_goodbye_to_sessions_and_to_those_who_only_greeted(m
     assert not manager.live
     assert len(hub.sessions) == 0
     hub.close()
+
+
+async def test_a_session_that_is_made_while_the_server_stops_does_not_stay(manager: FakeManager) -> None:
+    hub = make_hub(manager)
+    client = Client(hub)
+    await client.until("hello")
+    create = manager.create_session
+
+    async def slow(*args: Any, **options: Any) -> Any:
+        stopping.append(asyncio.create_task(hub.shutdown(5)))
+        await eventually(lambda: hub.stopping)
+        return await create(*args, **options)
+
+    stopping: list[asyncio.Task[None]] = []
+    manager.create_session = slow  # type: ignore[method-assign]
+    client.send("session.start", format="rgb24")
+    assert (await client.end())[0] == 1001
+    assert client.terminal.code == "shutdown"
+    await stopping[0]
+    assert not manager.live
+    hub.close()
+
+
+async def test_a_tombstone_of_a_failed_session_ends_it_as_failed(manager: FakeManager, hub: WorldHub) -> None:
+    client = Client(hub)
+    await client.start(session_id="s", cadence="on_demand")
+    manager.live["s"].notify(FakeNotice("cleanup_failed", reason="cleanup_failed", code="cleanup_failed"))
+    assert (await client.end())[0] == 1000
+    assert client.terminal.reason == "failed"
+    await manager.live["s"].close()
 
 
 async def test_a_client_that_shows_nothing_is_closed_as_stalled(manager: FakeManager, hub: WorldHub) -> None:
