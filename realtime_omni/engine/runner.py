@@ -223,16 +223,18 @@ class BatchRun:
         sessions = tuple(self._planned[row].tick.session_id for row in self._reservations)
         if self._pending_point is not None:
             self._runner.faults(self._pending_point, sessions)
+        checkpoint = None
         try:
             checkpoint = next(self._step)
         except StopIteration as stop:
-            self._runner.faults("sync", sessions)
-            self._runner.synchronize()
             self._results = stop.value
-            self._finished = True
-            return False
         except RowError as error:
             raise TickError(f"row {error.row}: {error}") from error
+        if checkpoint is None:  # outside the handler, so that a device error does not carry the results with it
+            self._runner.faults("sync", sessions)
+            self._runner.synchronize()
+            self._finished = True
+            return False
         if checkpoint.kind == "forward":
             self._forwards += 1
             prefix = "prefill" if self._prefill else "forward"
