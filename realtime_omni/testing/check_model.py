@@ -1,0 +1,391 @@
+"""check_model: hold a model against the model contract, rule by rule.
+
+    realtime-omni check-model null
+    print(check_model(MyWorld(), dtype="float32"))
+
+Every rule runs the model behind a whole engine (:class:`~realtime_omni.testing.inline.InlineEngine`), and says in one line what
+it found. A rule that the model does not claim (rollback, a decoder) is skipped and says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from realtime_omni.artifacts import DECODED_LAYOUTS
+from realtime_omni.config import Config, load
+from realtime_omni.engine import commands as c
+from realtime_omni.errors import ArgumentError, OmniError
+from realtime_omni.models import catalog
+from realtime_omni.models.base import ModelSpec, SessionSetup, WorldModel
+from realtime_omni.session.values import (
+    Chunk,
+    ControlInput,
+    EventId,
+    Representation,
+    SessionEvent,
+    SessionId,
+)
+from realtime_omni.testing.faults import at, inject
+from realtime_omni.testing.inline import InlineEngine, small_config
+from realtime_omni.testing.snapshot import changed, snapshot
+from realtime_omni.testing.watch import WatchedModel
+
+ROWS = 3
+MOST_CHUNKS = 9
+"""Enough for most windows to roll, few enough for a model on a CPU."""
+TOLERANCE = {"float64": 0.0, "float32": 1e-5, "bfloat16": 3e-2, "float16": 1e-2}
+"""Largest difference between a batch and its members, relative to the largest value. Float64 is bit for bit."""
+LEVELS = {"float64": 0, "float32": 1, "bfloat16": 16, "float16": 8}
+"""The same for uint8 pictures, in levels: rounding may fall to the other side."""
+
+
+class Skip(Exception):
+    """The model does not claim what this rule is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One rule. ``passed`` is None when it was skipped."""
+
+    rule: str
+    passed: bool | None
+    detail: str = ""
+
+    def __str__(self) -> str:
+        mark = {True: "ok  ", False: "FAIL", None: "skip"}[self.passed]
+        return f"{mark}  {self.rule}" + (f": {self.detail}" if self.detail else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What :func:`check_model` found."""
+
+    model: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(f.passed is not False for f in self.findings)
+
+    def __str__(self) -> str:
+        failed = sum(f.passed is False for f in self.findings)
+        verdict = "keeps the model contract" if self.passed else f"breaks {failed} of {len(self.findings)} rules"
+        return "\n".join([f"model {self.model}", *map(str, self.findings), f"{self.model} {verdict}"])
+
+
+def check_model(target: WorldModel | Config | str, *, dtype: str = "float32") -> Report:
+    """Check a model object (of ``dtype``), the model of a configuration, or one by catalog name or ``package.module:Class``.
+
+    Raises ConfigError when there is no such model or its recipe is refused; everything else is in the report.
+    """
+    if isinstance(target, str):
+        target = load(target, {})
+    if isinstance(target, Config):
+        config, model = target, catalog.build(target)
+    else:
+        config, model = small_config(dtype=dtype), target
+    lab = Lab(WatchedModel(model), config)
+    with _quiet():
+        return Report(model.spec.name, tuple(_apply(rule, lab) for rule in RULES))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The engine logs every failed tick; here they fail on purpose."""
+    log = logging.getLogger("realtime_omni")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _apply(rule: Callable[[Lab], str | None], lab: Lab) -> Finding:
+    name = (rule.__doc__ or rule.__name__).rstrip(".")
+    try:
+        return Finding(name, True, rule(lab) or "")
+    except Skip as reason:
+        return Finding(name, None, str(reason))
+    except AssertionError as broken:
+        return Finding(name, False, str(broken).split("\n")[0])
+    except Exception as error:
+        return Finding(name, False, f"{type(error).__name__}: {error}".split("\n")[0])
+
+
+class Lab:
+    """A model and the engines that the rules put it into. Sessions are called a, b, c."""
+
+    def __init__(self, model: WatchedModel, config: Config) -> None:
+        self.model = model
+        self.spec: ModelSpec = model.spec
+        rows = 1 if self.spec.serial else ROWS
+        replace = msgspec.structs.replace
+        self.config = replace(
+            config,
+            kv=replace(config.kv, requested_sessions=ROWS + 1, policy="refuse"),
+            engine=replace(config.engine, max_batch=rows, on_failure="keep"),
+            session=replace(config.session, max_sessions=ROWS + 1, horizon_frames=None),
+        )
+        blocks = (self.spec.kv.sink_frames + self.spec.kv.window_frames) // self.spec.frames_per_block
+        self.chunks = min(blocks + 1, MOST_CHUNKS)
+        if self.spec.horizon_frames is not None:
+            self.chunks = min(self.chunks, self.spec.horizon_frames // self.spec.frames_per_block - ROWS)
+        self.names = "abc"[:rows]
+
+    def engine(self, sessions: str = "", *, warm: bool = False, **changes: Any) -> InlineEngine:
+        """A fresh engine; ``warm``: session number i has i + 1 chunks of history, of prompts of its own."""
+        config = self.config
+        if changes:
+            config = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, **changes))
+        engine = InlineEngine(self.model, config)
+        for number, name in enumerate(sessions):
+            engine.create(name, seed=number, prompt=self.prompt(number))
+            for _ in range(number + 1 if warm else 0):
+                engine.next(name)
+        return engine
+
+    def prompt(self, number: int) -> str | None:
+        return self.spec.prompts[number % len(self.spec.prompts)] if self.spec.prompts else None
+
+    def points(self) -> tuple[str, ...]:
+        """Every named piece of work of one tick, in order."""
+        seen: list[str] = []
+        engine = self.engine("a")
+        engine.runner.faults = lambda point, sessions: seen.append(point)
+        engine.next("a")
+        return tuple(p for p in seen if p != "release")
+
+    def same(self, one: Chunk, two: Chunk, what: str) -> None:
+        """Two chunks have equal pictures, to the tolerance of the dtype."""
+        assert one.chunk_index == two.chunk_index, f"{what}: chunk {one.chunk_index} against {two.chunk_index}"
+        for name, artifact in one.artifacts.items():
+            self.close(_array(artifact.data), _array(two.artifacts[name].data), f"{what}: {name}")
+
+    def ran_together(self, engine: InlineEngine) -> None:
+        """No batch had to be run again row by row: that would hide a model that cannot run batches."""
+        assert not engine.engine.counters.isolated_reruns, "a batch failed as a whole and was run again row by row"
+
+    def same_kv(self, one: InlineEngine, two: InlineEngine, name: str, what: str) -> None:
+        for got, want in zip(_kv(one, name), _kv(two, name), strict=True):
+            self.close(got, want, f"{what}: keys and values of {name}")
+
+    def close(self, got: np.ndarray, want: np.ndarray, what: str) -> None:
+        assert got.shape == want.shape, f"{what} has shape {got.shape} against {want.shape}"
+        if got.dtype == np.uint8:
+            worst = int(np.abs(got.astype(int) - want.astype(int)).max(initial=0))
+            assert worst <= LEVELS[self.config.dtype], f"{what} differs by {worst} levels"
+            return
+        difference = float(np.abs(got.astype(np.float64) - want.astype(np.float64)).max(initial=0))
+        scale = max(float(np.abs(want.astype(np.float64)).max(initial=0)), 1.0)
+        limit = TOLERANCE[self.config.dtype] * scale
+        assert difference <= limit, f"{what} differs by {difference:.3g}, allowed {limit:.3g}"
+
+
+# ---------------------------------------------------------------------- rules
+
+
+def _spec(lab: Lab) -> str | None:
+    """The declaration is complete and consistent."""
+    spec = lab.spec
+    assert isinstance(lab.model.inner, WorldModel), "a method of the WorldModel protocol is missing"
+    names = [a.name for a in spec.artifacts]
+    assert len(set(names)) == len(names), f"artifact names repeat: {names}"
+    assert sum(a.primary for a in spec.artifacts) == 1, "exactly one artifact must be primary"
+    for artifact in spec.artifacts:
+        if artifact.representation is Representation.DECODED:
+            layouts = DECODED_LAYOUTS[artifact.modality]
+            assert artifact.layout in layouts, f"{artifact.name}: layout {artifact.layout} is not one of {layouts}"
+    assert spec.kv.frames_per_block == spec.frames_per_block, "kv.frames_per_block is not frames_per_block"
+    assert spec.fps > 0, "fps must be positive"
+    assert min(spec.height, spec.width) > 0, "height and width must be positive"
+    assert set(spec.start_prompts) <= set(spec.starts), "start_prompts names a start that does not exist"
+    if spec.horizon_frames is not None:
+        assert spec.horizon_frames >= spec.frames_per_block, "the horizon is shorter than one block"
+    return None
+
+
+def _prompts(lab: Lab) -> str | None:
+    """Every declared prompt and start picture is accepted, and unknown controls are refused."""
+    model = lab.model
+    for prompt in lab.spec.prompts:
+        event = SessionEvent(EventId(0), prompt=prompt)
+        assert model.understand(event) is not None, f"prompt {prompt!r} is not understood"
+    for known in {*lab.spec.prompts, lab.spec.default_prompt}:
+        model.close(model.open(SessionSetup(SessionId("a"), known, 0)))
+    for start in lab.spec.starts:
+        assert model.start_image(start).startswith(b"\x89PNG"), f"start picture {start!r} is not PNG"
+        model.close(model.open(SessionSetup(SessionId("a"), lab.spec.start_prompts.get(start), 0, start=start)))
+    strange = SessionEvent(EventId(0), controls=(ControlInput("no-such-track", "no.such.schema.v1", {}),))
+    try:
+        model.understand(strange)
+    except ArgumentError:
+        return f"{len(lab.spec.prompts)} prompts, {len(lab.spec.starts)} start pictures"
+    raise AssertionError("a control of an unknown schema was accepted")
+
+
+def _batch(lab: Lab) -> str | None:
+    """A batch of N equals N batches of one."""
+    if lab.spec.serial:
+        raise Skip("the model is serial")
+    together, alone = lab.engine(lab.names, warm=True), lab.engine(lab.names, warm=True)
+    for number in range(lab.chunks):
+        batch = together.next_all(lab.names)
+        for name, got in zip(lab.names, batch, strict=True):
+            if isinstance(got, Exception):
+                raise got
+            assert got.timings.batch_size == len(lab.names), "the rows did not share a batch"
+            lab.same(got, alone.next(name), f"chunk {number} of {name}")
+    for name in lab.names:
+        lab.same_kv(together, alone, name, "after the rollout")
+    lab.ran_together(together)
+    return f"{len(lab.names)} rows, {lab.chunks} chunks, {lab.config.dtype}"
+
+
+def _points(lab: Lab) -> str | None:
+    """Every pass has a checkpoint before it."""
+    points = lab.points()
+    assert any(p.startswith("forward:") for p in points), "no forward checkpoint in a tick"
+    return " ".join(points)
+
+
+def _drops(lab: Lab) -> str | None:
+    """A row that leaves at any checkpoint disturbs nobody, and its session goes on."""
+    victim, rest = lab.names[-1], lab.names[:-1]
+    for point in lab.points():
+        if point == "commit":
+            continue
+        engine, control = lab.engine(lab.names, warm=True), lab.engine(lab.names, warm=True)
+        abort = c.Abort(ticket=0, session_id=SessionId(victim))
+        with at(engine, point, lambda engine=engine, abort=abort: engine.send(abort)):  # type: ignore[misc]
+            results = engine.next_all(lab.names)
+        for name, got in zip(rest, results, strict=False):
+            assert isinstance(got, Chunk), f"{name} failed when {victim} left at {point}: {got}"
+            lab.same(got, control.next(name), f"{victim} left at {point}; {name}")
+        lab.same(engine.next(victim), control.next(victim), f"{victim} after it left at {point}")
+        lab.ran_together(engine)
+    return None
+
+
+def _failed_tick(lab: Lab) -> str | None:
+    """A failed tick leaves committed keys and values as they were, and runs again as if nothing had happened."""
+    if not lab.spec.rollback_safe:
+        raise Skip("the model does not declare itself rollback-safe")
+    for point in lab.points():
+        engine, control = lab.engine("a", warm=True), lab.engine("a", warm=True)
+        before = engine.kv_bits("a")
+        with inject(engine, point):
+            try:
+                engine.next("a")
+            except OmniError:
+                pass
+            else:
+                raise AssertionError(f"the fault at {point} was swallowed")
+        assert engine.kv_bits("a") == before, f"a tick that failed at {point} changed committed keys or values"
+        engine.rollback("a")
+        lab.same(engine.next("a"), control.next("a"), f"after a failure at {point}")
+        lab.same_kv(engine, control, "a", f"after a failure at {point}")
+    return None
+
+
+def _nothing_on_the_model(lab: Lab) -> str | None:
+    """Sessions leave nothing on the model object."""
+    warm = lab.engine("a")
+    warm.next("a")
+    warm.close("a")
+    before = snapshot(lab.model.inner)
+    engine = lab.engine(lab.names)
+    for name in lab.names:
+        engine.next(name)
+    where = changed(before, snapshot(lab.model.inner))
+    assert not where, f"changed by running sessions: {', '.join(where[:4])}"
+    return None
+
+
+def _artifacts(lab: Lab) -> str | None:
+    """Every artifact can be had alone, typed as declared, and nothing is decoded that nobody asked for."""
+    decoded = {a.name for a in lab.spec.artifacts if a.representation is Representation.DECODED}
+    for artifact in lab.spec.artifacts:
+        seen: list[str] = []
+        engine = lab.engine("a")
+        engine.runner.faults = lambda point, sessions, seen=seen: seen.append(point)  # type: ignore[misc]
+        chunk = engine.next("a", outputs=(artifact.name,))
+        assert tuple(chunk.artifacts) == (artifact.name,), f"asked for {artifact.name}, got {tuple(chunk.artifacts)}"
+        assert artifact.name in decoded or "decode" not in seen, f"the decoder ran for {artifact.name} alone"
+    engine.next("a", outputs=tuple(a.name for a in lab.spec.artifacts))
+    return ", ".join(a.name for a in lab.spec.artifacts)
+
+
+def _reset(lab: Lab) -> str | None:
+    """A reset world runs again as the first time."""
+    engine = lab.engine("a")
+    first = [engine.next("a") for _ in range(2)]
+    engine.reset("a")
+    for chunk in first:
+        lab.same(engine.next("a"), chunk, "after a reset")
+    return None
+
+
+def _seeds(lab: Lab) -> str | None:
+    """Another seed is another world."""
+    engine = lab.engine()
+    for seed in (1, 2):
+        engine.create(f"s{seed}", seed=seed, prompt=lab.prompt(0))
+    one, two = (_array(engine.next(s).artifacts[lab.spec.primary].data) for s in ("s1", "s2"))
+    if np.array_equal(one, two):
+        raise Skip("the seed changes nothing: fine for a model without chance")
+    return None
+
+
+def _gives_back(lab: Lab) -> str | None:
+    """Closed sessions hold no page, no bytes, and every opened state was closed once."""
+    lab.model.forget()
+    engine = lab.engine(lab.names)
+    for name in lab.names:
+        engine.next(name)
+        assert engine.view(name).state_bytes >= 0, "state_bytes is negative"
+    engine.reset("a")
+    for name in lab.names:
+        engine.close(name)
+    used, _ = engine.runner.pages()
+    assert used == 0, f"{used} pages are still taken"
+    assert lab.model.opened == lab.model.closed, f"{lab.model.opened} states opened, {lab.model.closed} closed"
+    return None
+
+
+RULES: tuple[Callable[[Lab], str | None], ...] = (
+    _spec,
+    _prompts,
+    _points,
+    _batch,
+    _drops,
+    _failed_tick,
+    _nothing_on_the_model,
+    _artifacts,
+    _reset,
+    _seeds,
+    _gives_back,
+)
+
+
+def _array(data: Any) -> np.ndarray:
+    """A numpy array of whatever holds an artifact; bfloat16 becomes float32."""
+    if hasattr(data, "detach"):
+        data = data.detach().cpu()
+        data = data.float() if data.dtype.is_floating_point and data.dtype.itemsize == 2 else data
+    return np.asarray(data)
+
+
+def _kv(engine: InlineEngine, name: str) -> Iterator[np.ndarray]:
+    book, storage = engine.runner.book, engine.runner.storage
+    for branch in book.spec.branches:
+        frames = book.table(name, branch.name).retained()
+        for layer in range(book.spec.num_layers):
+            yield from (_array(t) for t in storage.read(layer, frames))

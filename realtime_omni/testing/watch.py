@@ -1,0 +1,51 @@
+"""A model with somebody watching: it passes every call on and counts what was opened and closed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from realtime_omni.models.base import ControlReducer, ModelSpec, SessionSetup, Step, StepBatch, WorldModel
+from realtime_omni.session.values import SessionEvent
+
+
+class WatchedModel:
+    """A :class:`~realtime_omni.models.base.WorldModel` around another."""
+
+    def __init__(self, inner: WorldModel) -> None:
+        self.inner = inner
+        self.opened = self.closed = 0
+
+    def forget(self) -> None:
+        """Count from zero again."""
+        self.opened = self.closed = 0
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.inner.spec
+
+    def open(self, setup: SessionSetup) -> Any:
+        state = self.inner.open(setup)
+        self.opened += 1
+        return state
+
+    def close(self, state: Any) -> None:
+        self.inner.close(state)
+        self.closed += 1
+
+    def understand(self, event: SessionEvent) -> str | None:
+        return self.inner.understand(event)
+
+    def new_reducer(self) -> ControlReducer:
+        return self.inner.new_reducer()
+
+    def prefill(self, batch: StepBatch) -> Step:
+        return self.inner.prefill(batch)
+
+    def step(self, batch: StepBatch) -> Step:
+        return self.inner.step(batch)
+
+    def state_bytes(self, state: Any) -> int:
+        return self.inner.state_bytes(state)
+
+    def start_image(self, name: str) -> bytes:
+        return self.inner.start_image(name)

@@ -1,0 +1,228 @@
+"""check_model passes good models and catches each way of breaking the contract."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from realtime_omni import cli
+from realtime_omni.errors import ConfigError
+from realtime_omni.models.base import Checkpoint, Step, StepBatch
+from realtime_omni.session.values import Artifact, SessionEvent
+from realtime_omni.testing.check_model import Report, check_model
+from realtime_omni.testing.models import Knobs, TinyKVWorld, TinyState
+from realtime_omni.testing.snapshot import changed, snapshot
+
+
+def broken(report: Report) -> set[str]:
+    return {f.rule for f in report.findings if f.passed is False}
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"prefill": True}, {"branches": ("cond", "free")}, {"serial": True}, {"rollback_safe": False}], ids=str
+)
+def test_a_model_that_keeps_the_contract_passes(how: dict[str, Any]) -> None:
+    report = check_model(TinyKVWorld(**how), dtype="float64")
+    assert report.passed, str(report)
+    skipped = [f.rule for f in report.findings if f.passed is None]
+    assert len(skipped) == (1 if how in ({"serial": True}, {"rollback_safe": False}) else 0)
+
+
+class Remembers(TinyKVWorld):
+    """Keeps something of a session on itself."""
+
+    last: Any = None
+
+    def _result(self, row: Any, x: Any) -> Any:
+        self.last = {row.tick.session_id: x}
+        return super()._result(row, x)
+
+
+class Mixes(TinyKVWorld):
+    """A row's result depends on who else is in the batch."""
+
+    def _pass(self, batch: Any, active: Any, x_BTD: Any, *rest: Any, **how: Any) -> Any:
+        return super()._pass(batch, active, x_BTD + len(active) - 1, *rest, **how)
+
+
+class Mutates(TinyKVWorld):
+    """Edits a session's state in place, before the tick has committed."""
+
+    def step(self, batch: StepBatch) -> Step:
+        for row in batch.rows:
+            object.__setattr__(row.state, "drift", row.state.drift + 1)
+        return super().step(batch)
+
+
+class Dice(TinyKVWorld):
+    """Draws its noise from a generator that goes on."""
+
+    def _shift(self, row: Any, branch: str) -> int:
+        return super()._shift(row, branch) + int(torch.randint(50, ()))
+
+
+class Eager(TinyKVWorld):
+    """Decodes whether somebody asked or not."""
+
+    def step(self, batch: StepBatch) -> Step:
+        results = yield from super().step(batch)
+        yield Checkpoint("decode")
+        return results
+
+
+class Uninterruptible(TinyKVWorld):
+    """Has no checkpoint."""
+
+    def step(self, batch: StepBatch) -> Step:
+        step = super().step(batch)
+        while True:
+            try:
+                next(step)
+            except StopIteration as stop:
+                return stop.value
+        yield Checkpoint("forward")
+
+
+class Stubborn(TinyKVWorld):
+    """Cannot go on once a row has left."""
+
+    def step(self, batch: StepBatch) -> Step:
+        rows = batch.active
+        for checkpoint in (step := super().step(batch)):
+            yield checkpoint
+            if batch.active != rows:
+                raise RuntimeError("a row is missing")
+        del step
+        return {}
+
+
+class Credulous(TinyKVWorld):
+    """Accepts every event."""
+
+    def understand(self, event: SessionEvent) -> str | None:
+        return event.prompt
+
+
+class Floats(TinyKVWorld):
+    """Hands out pictures as floats."""
+
+    def _result(self, row: Any, x: Any) -> Any:
+        output = super()._result(row, x)
+        wrong = tuple(
+            a
+            if a.name != "frames"
+            else Artifact(a.name, a.modality, a.representation, a.layout, a.data.astype(np.float32))
+            for a in output.artifacts
+        )
+        object.__setattr__(output, "artifacts", wrong)
+        return output
+
+
+class Half(TinyKVWorld):
+    """Writes the clean keys of one layer only."""
+
+    def __init__(self) -> None:
+        super().__init__(knobs=Knobs(skip_layer=True))
+
+
+class Shapeless(TinyKVWorld):
+    """Declares two primary artifacts."""
+
+    @property
+    def spec(self) -> Any:
+        from dataclasses import replace
+
+        spec = super().spec
+        return replace(spec, artifacts=tuple(replace(a, primary=True) for a in spec.artifacts))
+
+
+class Forgets(TinyKVWorld):
+    """Starts where another session ended."""
+
+    leftovers: list[TinyState]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leftovers = []
+
+    def open(self, setup: Any) -> TinyState:
+        fresh = super().open(setup)
+        return self.leftovers.pop() if self.leftovers else fresh
+
+    def close(self, state: TinyState) -> None:
+        self.leftovers.append(state)
+
+
+@pytest.mark.parametrize(
+    ("model", "rule"),
+    [
+        (Remembers, "Sessions leave nothing"),
+        (Mixes, "A batch of N"),
+        (Mutates, "A failed tick"),
+        (Dice, "A reset world"),
+        (Eager, "Every artifact"),
+        (Uninterruptible, "Every pass has a checkpoint"),
+        (Stubborn, "A row that leaves"),
+        (Credulous, "Every declared prompt"),
+        (Floats, "Every artifact"),
+        (Half, "A reset world"),
+        (Shapeless, "The declaration"),
+        (Forgets, "Sessions leave nothing"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else None,
+)
+def test_each_way_of_breaking_the_contract_is_named(model: Callable[[], TinyKVWorld], rule: str) -> None:
+    report = check_model(model(), dtype="float64")
+    assert not report.passed
+    assert any(r.startswith(rule) for r in broken(report)), str(report)
+    assert f"breaks {len(broken(report))} of" in str(report)
+
+
+def test_the_null_model_passes_by_name_and_from_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["realtime-omni", "check-model", "null"])
+    with pytest.raises(SystemExit) as exited:
+        cli.main()
+    assert exited.value.code in (0, None)
+    assert "null keeps the model contract" in capsys.readouterr().out
+
+
+def test_a_model_that_breaks_the_contract_is_exit_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["realtime-omni", "check-model", "broken_world:Broken", "--set", "dtype=float64"])
+    module = type(sys)("broken_world")
+    module.Broken = Credulous  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "broken_world", module)
+    with pytest.raises(SystemExit) as exited:
+        cli.main()
+    assert exited.value.code == 1
+
+
+def test_an_unknown_model_is_refused_before_any_rule() -> None:
+    with pytest.raises(ConfigError, match="unknown model"):
+        check_model("no-such-model")
+
+
+def test_a_snapshot_sees_what_hangs_on_an_object_and_nothing_else() -> None:
+    class Thing:
+        def __init__(self) -> None:
+            self.weights = torch.zeros(3)
+            self.table = {"a": [1, 2]}
+            self.again = self.table
+            self.me = self
+
+        def method(self) -> None: ...
+
+    thing = Thing()
+    before = snapshot(thing)
+    assert changed(before, snapshot(thing)) == ()
+    thing.weights[1] = 1
+    thing.table["a"].append(3)
+    thing.table["b"] = []
+    assert set(changed(before, snapshot(thing))) >= {"model.weights"}
+    assert any("table" in p or "again" in p for p in changed(before, snapshot(thing)))
