@@ -42,6 +42,7 @@ JsonObject = dict[str, Any]
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.DOTALL)
 _AT = re.compile(r"^(?P<text>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"field `(?P<name>[^`]*)`")
+_OWN = re.compile(r"^bad_message: (?P<text>.*?) \(at \$(?P<rel>.*)\)$", re.DOTALL)  # str() of what `semantic` makes
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _encoder = msgspec.json.Encoder()
 
@@ -227,9 +228,9 @@ def _translate(complaint: str) -> WireError:
     field = _FIELD.search(text)
     if field is not None and ("unknown field" in text or "required field" in text):
         path = child_path(path, field["name"])
-    if text.startswith(_SEMANTIC):
-        where, _, text = text.removeprefix(_SEMANTIC).partition("|")
-        path += where
+    own = _OWN.match(text)
+    if own is not None:
+        text, path = own["text"], path + own["rel"]
     if path == "$.format" and text.startswith("Invalid enum value"):
         return WireError(WireCode.UNSUPPORTED_FORMAT, "this format is not one of the protocol's", path=path)
     if path == "$.protocol" and text.startswith("Invalid"):
@@ -237,12 +238,12 @@ def _translate(complaint: str) -> WireError:
     return bad(_clean(text), path)
 
 
-_SEMANTIC = "\x00semantic:"
+def semantic(where: str, text: str) -> WireError:
+    """For a struct's ``__post_init__``: a complaint whose path is relative to the struct (``.prompt``, or empty).
 
-
-def semantic(where: str, text: str) -> ValueError:
-    """For a struct's ``__post_init__``: a complaint whose path is relative to the struct (``.prompt``, or empty)."""
-    return ValueError(f"{_SEMANTIC}{where}|{text}")
+    A decoder wraps it and adds where the struct lies in the message; who builds the struct by hand gets it as it is.
+    """
+    return bad(text, "$" + where)
 
 
 def _clean(text: str) -> str:

@@ -2,7 +2,8 @@
 
 Owns: names, fields, ranges.  Must not know: order of messages, sessions, sockets.
 Invariant: a value that came out of `parse_client` or `parse_server` fulfils every bound written here; building one by hand
-checks nothing (msgspec validates on decoding), so the machines build messages only from values they own.
+checks only the rules between fields (`WireError`; msgspec checks types and ranges when decoding), so the machines build
+messages only from values they own, and check what a user gave them.
 Optional fields are ``None`` when absent; on the wire an absent field and ``null`` mean the same. Lists are
 tuples: values stay frozen.
 """
@@ -31,6 +32,8 @@ MAX_SERVER_MESSAGE_BYTES = 1024 * 1024
 MAX_PROMPT_CHARS = 2_000
 MAX_CONTROLS = 16
 MAX_OUTSTANDING_NEXT = 4
+MAX_ERROR_CHARS = 1_000
+"""Our own error texts are cut to this; a reader takes up to 4,000."""
 U32_MAX = 2**32 - 1
 
 Seq: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_SAFE_INT)]

@@ -24,6 +24,7 @@ from .envelope import encode_text
 from .errors import CloseCode, LocalError, WireCode, WireError
 from .world_frames import FrameHeader, pack_frame
 from .world_messages import (
+    MAX_ERROR_CHARS,
     MAX_MESSAGE_BYTES,
     MAX_START_BYTES,
     PROTOCOL,
@@ -284,7 +285,9 @@ class WorldServerSide:
             self.state, self.stream, self._next_seq = WireState.OPEN, None, None
         self._refused += 1
         event_id = command.event_id if isinstance(command, SessionEvent) else None
-        return ErrorMessage(code=code, message=message, fatal=fatal, path=path, event_id=event_id, re=command.id)
+        return ErrorMessage(
+            code=code, message=message[:MAX_ERROR_CHARS], fatal=fatal, path=path, event_id=event_id, re=command.id
+        )
 
     def taken_over(self) -> SessionClosed:
         """The terminal message of a connection whose session moved to another one (it has no number)."""

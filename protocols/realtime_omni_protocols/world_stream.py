@@ -13,45 +13,17 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable, Sequence
 
+from . import world_messages as wire
 from .errors import LocalError, WireCode, WireError
 from .world_entries import ControlEntry, Entry, FrameEntry, ResumePlan, Standing, StreamLimits, StreamStatistics
 from .world_frames import pts_ms
-from .world_messages import (
-    MAX_OUTSTANDING_NEXT,
-    AcceptStatus,
-    AnySessionMessage,
-    Cadence,
-    Chunk,
-    ChunkAborted,
-    CloseReason,
-    ControlInfo,
-    DiscardReason,
-    EventAccepted,
-    EventApplied,
-    EventDiscarded,
-    Format,
-    KvUse,
-    Limits,
-    LiveState,
-    Remedy,
-    SessionAck,
-    SessionClosed,
-    SessionFailed,
-    SessionPaused,
-    SessionPlaying,
-    SessionRecovered,
-    SessionResetDone,
-    SessionResumed,
-    SessionStarted,
-    Timings,
-)
 from .world_replay import EventLedger, ReplayBuffer, check_ack, token_digest
 from .world_table import LIVE, TABLE, WireState
 
 __all__ = ["ControlEntry", "Entry", "FrameEntry", "ResumePlan", "StreamLimits", "WorldSessionStream"]
 
 
-_LIVE_NAMES: dict[WireState, LiveState] = {
+_LIVE_NAMES: dict[WireState, wire.LiveState] = {
     WireState.PLAYING: "playing",
     WireState.PAUSED: "paused",
     WireState.FAILED: "failed",
@@ -68,7 +40,7 @@ class WorldSessionStream:
         fps: float,
         frames_per_block: int,
         lead_frames: int | None = None,
-        cadence: Cadence = "paced",
+        cadence: wire.Cadence = "paced",
         limits: StreamLimits = StreamLimits(),  # noqa: B008 (frozen)
         next_event_id: int = 0,
         now: float,
@@ -77,7 +49,7 @@ class WorldSessionStream:
         self.fps = fps
         self.frames_per_block = frames_per_block
         self.lead_frames = frames_per_block if lead_frames is None else lead_frames
-        self.cadence: Cadence = cadence
+        self.cadence: wire.Cadence = cadence
         self.limits = limits
         self.state = WireState.STARTING
         self.epoch = 0
@@ -86,7 +58,7 @@ class WorldSessionStream:
         self.asks = 0
         self.next_chunk = 0
         self.last_seq = 0
-        self.terminal: SessionClosed | None = None
+        self.terminal: wire.SessionClosed | None = None
         self.applied_event_id: int | None = None
         self._replay = ReplayBuffer(limits.max_entries)
         self._events = EventLedger(next_event_id)
@@ -104,12 +76,12 @@ class WorldSessionStream:
         model: str,
         prompt: str | None,
         seed: int,
-        format: Format,  # noqa: A002 (the wire's name)
+        format: wire.Format,  # noqa: A002 (the wire's name)
         codec: str | None,
         width: int,
         height: int,
-        limits: Limits,
-        controls: Sequence[ControlInfo] = (),
+        limits: wire.Limits,
+        controls: Sequence[wire.ControlInfo] = (),
         prompts: Sequence[str] = (),
         starts: Sequence[str] = (),
         re: str | None = None,
@@ -117,7 +89,7 @@ class WorldSessionStream:
         """`session.started`, always ``seq`` 1."""
         self._token = token_digest(resume_token)
         return self._control(
-            SessionStarted(
+            wire.SessionStarted(
                 seq=self.last_seq + 1,
                 session_id=self.session_id,
                 resume_token=resume_token,
@@ -145,7 +117,7 @@ class WorldSessionStream:
         self,
         event_id: int,
         *,
-        status: AcceptStatus = "accepted",
+        status: wire.AcceptStatus = "accepted",
         pending: int,
         prompt: str | None = None,
         re: str | None = None,
@@ -155,7 +127,7 @@ class WorldSessionStream:
         if fresh:
             self._events.require_new(event_id)
         entry = self._control(
-            EventAccepted(
+            wire.EventAccepted(
                 seq=self.last_seq + 1, event_id=event_id, status=status, pending=pending, prompt=prompt, re=re
             )
         )
@@ -163,10 +135,12 @@ class WorldSessionStream:
             self._events.accept(event_id)
         return entry
 
-    def event_discarded(self, event_ids: Iterable[int], *, reason: DiscardReason = "reset") -> ControlEntry:
+    def event_discarded(self, event_ids: Iterable[int], *, reason: wire.DiscardReason = "reset") -> ControlEntry:
         """Terminal receipt of events that will never act."""
         ids = self._events.require_open(event_ids)
-        entry = self._control(EventDiscarded(seq=self.last_seq + 1, event_ids=ids, reason=reason))
+        if not ids:
+            raise LocalError("a receipt of no events")
+        entry = self._control(wire.EventDiscarded(seq=self.last_seq + 1, event_ids=ids, reason=reason))
         self._events.settle(ids, applied=False)
         return entry
 
@@ -178,8 +152,8 @@ class WorldSessionStream:
         media: Sequence[object],
         applied_event_ids: Iterable[int] = (),
         prompt: str | None,
-        timings_ms: Timings,
-        kv: KvUse,
+        timings_ms: wire.Timings,
+        kv: wire.KvUse,
         latent_shape: tuple[int, ...] | None = None,
         latent_frames: int | None = None,
     ) -> list[Entry]:
@@ -200,14 +174,14 @@ class WorldSessionStream:
         if ids:
             entries.append(
                 self._control(
-                    EventApplied(seq=self.last_seq + 1, event_ids=ids, chunk_index=chunk_index, first_frame=first)
+                    wire.EventApplied(seq=self.last_seq + 1, event_ids=ids, chunk_index=chunk_index, first_frame=first)
                 )
             )
             self._events.settle(ids, applied=True)
             self.applied_event_id = ids[-1]
         entries.append(
             self._control(
-                Chunk(
+                wire.Chunk(
                     seq=self.last_seq + 1,
                     epoch=self.epoch,
                     chunk_index=chunk_index,
@@ -232,17 +206,17 @@ class WorldSessionStream:
         return entries
 
     def chunk_aborted(self, chunk_index: int | None, *, re: str | None = None) -> ControlEntry:
-        entry = self._control(ChunkAborted(seq=self.last_seq + 1, chunk_index=chunk_index, re=re))
+        entry = self._control(wire.ChunkAborted(seq=self.last_seq + 1, chunk_index=chunk_index, re=re))
         if chunk_index is not None:
             self.asks = max(0, self.asks - 1)
         return entry
 
     def paused(self, *, re: str | None = None) -> ControlEntry:
-        return self._control(SessionPaused(seq=self.last_seq + 1, re=re))
+        return self._control(wire.SessionPaused(seq=self.last_seq + 1, re=re))
 
     def playing(self, now: float, *, re: str | None = None) -> ControlEntry:
         self._progress_at = now
-        return self._control(SessionPlaying(seq=self.last_seq + 1, re=re))
+        return self._control(wire.SessionPlaying(seq=self.last_seq + 1, re=re))
 
     def reset_done(self, *, prompt: str | None, seed: int, re: str | None = None) -> ControlEntry:
         """A new epoch: frames, chunks and credit count from 0. Discard the open events first (`event_discarded`)."""
@@ -250,7 +224,7 @@ class WorldSessionStream:
         self.epoch, self.generated, self.next_chunk = self.epoch + 1, 0, 0
         try:
             entry = self._control(
-                SessionResetDone(seq=self.last_seq + 1, epoch=self.epoch, prompt=prompt, seed=seed, re=re)
+                wire.SessionResetDone(seq=self.last_seq + 1, epoch=self.epoch, prompt=prompt, seed=seed, re=re)
             )
         except LocalError:
             self.epoch, self.generated, self.next_chunk = old
@@ -258,19 +232,30 @@ class WorldSessionStream:
         self.displayed = self.asks = 0
         return entry
 
-    def failed(self, *, code: WireCode, message: str, chunk_index: int, can: Sequence[Remedy]) -> ControlEntry:
+    def failed(self, *, code: WireCode, message: str, chunk_index: int, can: Sequence[wire.Remedy]) -> ControlEntry:
         entry = self._control(
-            SessionFailed(seq=self.last_seq + 1, code=code, message=message, chunk_index=chunk_index, can=tuple(can))
+            wire.SessionFailed(
+                seq=self.last_seq + 1,
+                code=code,
+                message=message[: wire.MAX_ERROR_CHARS],
+                chunk_index=chunk_index,
+                can=tuple(can),
+            )
         )
         self.asks = 0
         return entry
 
     def recovered(self, now: float, *, chunk_index: int, re: str | None = None) -> ControlEntry:
         self._progress_at = now
-        return self._control(SessionRecovered(seq=self.last_seq + 1, chunk_index=chunk_index, re=re))
+        return self._control(wire.SessionRecovered(seq=self.last_seq + 1, chunk_index=chunk_index, re=re))
 
     def closed(
-        self, reason: CloseReason, *, code: WireCode | None = None, message: str | None = None, re: str | None = None
+        self,
+        reason: wire.CloseReason,
+        *,
+        code: WireCode | None = None,
+        message: str | None = None,
+        re: str | None = None,
     ) -> list[Entry]:
         """The terminal message; events still open get their discarded receipt first. A second call is refused."""
         if reason == "taken_over":
@@ -278,14 +263,14 @@ class WorldSessionStream:
         entries: list[Entry] = []
         if len(self._events) and self.state is not WireState.CLOSED:
             entries.append(self.event_discarded(self._events.open_ids, reason="closed"))
-        final = SessionClosed(seq=self.last_seq + 1, reason=reason, code=code, message=message, re=re)
+        final = wire.SessionClosed(seq=self.last_seq + 1, reason=reason, code=code, message=message, re=re)
         entries.append(self._control(final))
         self.terminal = final
         return entries
 
     # ---- the client's side of the flow -----------------------------------------------------------------------------
 
-    def acknowledge(self, ack: SessionAck, now: float) -> bool:
+    def acknowledge(self, ack: wire.SessionAck, now: float) -> bool:
         """Take an ack; true when it made progress (new credit). An old or repeated ack changes nothing."""
         check_ack(ack, last_seq=self.last_seq, epoch=self.epoch, generated=self.generated)
         # A chunk that was shown to its end has arrived, whatever seq says.
@@ -300,8 +285,8 @@ class WorldSessionStream:
         """Count a `session.next`; refused past four outstanding ones and in a paced session."""
         if self.cadence != "on_demand":
             raise WireError(WireCode.SESSION_STATE, "session.next needs cadence on_demand", path="$.type", re=re)
-        if self.asks >= MAX_OUTSTANDING_NEXT:
-            raise WireError(WireCode.QUEUE_FULL, f"{MAX_OUTSTANDING_NEXT} blocks are already asked for", re=re)
+        if self.asks >= wire.MAX_OUTSTANDING_NEXT:
+            raise WireError(WireCode.QUEUE_FULL, f"{wire.MAX_OUTSTANDING_NEXT} blocks are already asked for", re=re)
         self.asks += 1
 
     def credit_open(self) -> bool:
@@ -357,7 +342,7 @@ class WorldSessionStream:
         last_seq: int,
         *,
         resume_token: str,
-        format: Format,  # noqa: A002 (the wire's name)
+        format: wire.Format,  # noqa: A002 (the wire's name)
         codec: str | None,
         now: float,
         re: str | None = None,
@@ -378,7 +363,7 @@ class WorldSessionStream:
         self.asks = 0
         self._resumes += 1
         return ResumePlan(
-            SessionResumed(
+            wire.SessionResumed(
                 session_id=self.session_id,
                 resume_token=resume_token,
                 replayed_from=last_seq + 1,
@@ -428,7 +413,7 @@ class WorldSessionStream:
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
-    def _control(self, message: AnySessionMessage) -> ControlEntry:
+    def _control(self, message: wire.AnySessionMessage) -> ControlEntry:
         state = TABLE.get((self.state, type(message)))
         if state is None:
             raise LocalError(f"{type(message).__name__} is not allowed in state {self.state.value}")
