@@ -45,18 +45,23 @@ class Walk:
         self.keep()
 
     async def make_progress(self) -> None:
-        """Whatever happened: a session that is well and playing yields a block when its time has come."""
+        """Whatever happened: a player who does what the state asks for gets a block when its time has come."""
         self.manager.failures.clear()
         self.manager.release()
-        self.client.send("session.rollback")
-        await self.settle()
-        if next(iter(self.hub.sessions)).stream.state is WireState.PAUSED:
-            self.client.send("session.resume_play")
-        await self.settle()
+        while True:
+            await self.settle()
+            stream = next(iter(self.hub.sessions)).stream
+            side = next(iter(self.hub.connections)).side
+            if side.state is not stream.state:
+                continue  # something is still on its way
+            if stream.state is WireState.PLAYING:
+                break
+            self.client.send("session.rollback" if stream.state is WireState.FAILED else "session.resume_play")
         self.client.ack()
         await self.settle()
         self.manager.clock.advance(1)
-        await self.client.block()
+        while type_of(await self.client.until_any("chunk", "session.failed")) != "chunk":
+            self.client.send("session.rollback")
 
     # -- what a player does ----------------------------------------------------------------------------------------
 

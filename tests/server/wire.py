@@ -148,6 +148,14 @@ class Client:
             if all(getattr(item, name) == value for name, value in fields.items()):
                 return item
 
+    async def until_any(self, *types: str) -> Any:
+        """Receive up to the next message of one of these types."""
+        while True:
+            item = await self.receive()
+            assert item is not None
+            if not isinstance(item, tuple) and type_of(item) in types:
+                return item
+
     async def block(self) -> tuple[Chunk, list[tuple[FrameHeader, bytes]]]:
         """The next chunk with its frames."""
         chunk = await self.until("chunk")
