@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.make_vectors import CHUNK, CLOSED, HELLO, STARTED
+from protocols.make_vectors import CHUNK, CLOSED, HELLO, RESUMED, STARTED
 from realtime_omni_client import (
     ConnectError,
     ConnectionLostError,
@@ -144,6 +144,15 @@ async def test_attempts_are_bounded_and_a_refused_key_ends_them() -> None:
     async with client(Script(HELLO, RAW, then="drop"), ConnectError("a"), ConnectError("b"), attempts=2) as world:
         with pytest.raises(ConnectionLostError, match="2 attempts"):
             await world.next_chunk()
+
+
+async def test_a_server_that_resumes_and_drops_at_once_is_not_asked_forever() -> None:
+    resumed = RESUMED | {"replayed_from": 2, "next_frame": 0, "format": "rgb24"}
+    again = [Script(HELLO, resumed, then="drop") for _ in range(20)]
+    async with client(Script(HELLO, RAW, then="drop"), *again, attempts=3) as world:
+        with pytest.raises(ConnectionLostError, match="3 attempts"):
+            await world.next_chunk()
+        assert world.statistics().resumes == 3
 
 
 async def test_whoever_waits_is_told_the_end() -> None:

@@ -135,25 +135,25 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_text_is_refused_in_bounded_time(name: str) -> None:
-    """64 KiB each. The bound is generous (a loaded machine), and far below anything quadratic."""
-    started = time.perf_counter()
+    """64 KiB each. The bound is generous, and far below anything quadratic."""
+    started = time.process_time()
     for read in (parse_client, parse_server):
         with pytest.raises(WireError) as caught:
             read(HOSTILE[name])
         assert_coded(caught.value)
         assert len(caught.value.message) <= 200
         assert len(caught.value.path or "") <= 2_000
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
 
 
 @pytest.mark.parametrize("filler", [b"[", b"a", b'\\"', b"\xff", b'{"k":', b'","', b"1,", b"{},"])
 @pytest.mark.parametrize("head", [b'"', b"", b"["])
 def test_four_megabytes_of_anything_are_refused_in_bounded_time(head: bytes, filler: bytes) -> None:
     text = b'{"type":"session.start","format":"jpeg","image":' + head + filler * ((4 << 20) // len(filler))
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(WireError):
         parse_client(text[: 4 << 20])
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
 
 
 def test_more_than_four_megabytes_are_too_large() -> None:

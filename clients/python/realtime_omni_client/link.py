@@ -59,6 +59,8 @@ T = TypeVar("T")
 MAX_CHUNKS_WAITING = 64
 """A server that keeps the credit rule never has more than a few chunks under way; past this it is broken."""
 MAX_NOTICES = 1_024
+STABLE_S = 5.0
+"""A connection that lived this long was a good one: the next drop begins a new series of attempts."""
 DECODE_INLINE_PIXELS = 128 * 128
 """Up to here decoding takes less time than handing it to a thread."""
 
@@ -176,6 +178,7 @@ class WorldLink:
 
     async def _converse(self, transport: Transport) -> None:
         """One connection, until it ends."""
+        since = asyncio.get_running_loop().time()
         self.side.connection_made()
         self._transport = transport
         try:
@@ -190,6 +193,8 @@ class WorldLink:
         finally:
             self._transport = None
             self.side.connection_lost()
+            if asyncio.get_running_loop().time() - since >= STABLE_S:
+                self._attempt = 0
             await transport.close()
 
     def _receive_binary(self, data: bytes) -> list[Arrival]:
@@ -229,7 +234,6 @@ class WorldLink:
             raise StartRefusedError(error.message, code=error.code, path=error.path) from None
 
     async def _after_resume(self) -> None:
-        self._attempt = 0
         self._new_decoder()
         await self.acknowledge()
         for text, repeat, _ in list(self.requests.values()):
@@ -339,6 +343,7 @@ class WorldLink:
             )
         )
         self._arriving = []
+        self._attempt = 0  # progress: not a resume alone, or a server that drops us at once would be asked forever
 
     def end(self, error: WorldError) -> None:
         """The session is over for this client: everybody who waits is told why."""
