@@ -115,6 +115,9 @@ class TinyWorld:
         name = setup.start
         if name is None:
             own = [n for n in self._spec.starts if n.startswith(known.name)]
+            if not own:  # no picture of this place is bundled: mid grey
+                size = self.config.image_size
+                return TinyWorldState(place, torch.zeros(3, size, size, device=self._device, dtype=self._dtype))
             name = own[setup.seed % len(own)]
         if name not in self._spec.starts:
             raise ArgumentError(f"no start picture {name!r}; known: {', '.join(self._spec.starts)}", path="start")
@@ -262,7 +265,7 @@ class TinyWorld:
         if side < 8:
             raise ArgumentError("the image is smaller than 8 pixels", code=ErrorCode.IMAGE_INVALID, path="image")
         top, left = (image.shape[0] - side) // 2, (image.shape[1] - side) // 2
-        crop = np.ascontiguousarray(image[top : top + side, left : left + side])
+        crop = np.array(image[top : top + side, left : left + side])  # a copy: the caller's may be read-only
         x = torch.from_numpy(crop).permute(2, 0, 1).float()[None] / 127.5 - 1
         size = self.config.image_size
         if side != size:
@@ -302,7 +305,8 @@ def _spec(config: NetworkConfig, fps: float) -> ModelSpec:
 def _start_names() -> tuple[str, ...]:
     """Bundled start pictures, ``<place>-<n>``, in the order of the places."""
     folder = files("realtime_omni.models.tiny_world") / "weights" / "starts"
-    found = sorted(f.name.removesuffix(".png") for f in folder.iterdir() if f.name.endswith(".png"))
+    names = [f.name for f in folder.iterdir()] if folder.is_dir() else []
+    found = sorted(n.removesuffix(".png") for n in names if n.endswith(".png"))
     order = {p.name: i for i, p in enumerate(PLACES)}
     return tuple(sorted(found, key=lambda n: (order[n.rsplit("-", 1)[0]], n)))
 
