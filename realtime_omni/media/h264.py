@@ -13,7 +13,7 @@ import av
 import numpy as np
 import numpy.typing as npt
 from av.video.frame import PictureType
-from av.video.reformatter import ColorRange, Colorspace
+from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 
 from realtime_omni.errors import ArgumentError, ErrorCode
 
@@ -47,6 +47,7 @@ class H264Encoder:
         self._height, self._width = height, width
         self._pad = ((0, height % 2), (0, width % 2), (0, 0))
         self._interval = round(1 / (fps * _TIME_BASE)) if fps > 0 else 1
+        self._reformatter = VideoReformatter()  # kept: making one per frame costs as much as encoding a small frame
         self._count = 0
         self._want_key = True
         self._codec: str | None = None
@@ -85,8 +86,11 @@ class H264Encoder:
             raise ValueError(f"a frame of shape {pixels.shape} in a {self._height} x {self._width} stream")
         if self._height % 2 or self._width % 2:
             pixels = np.pad(pixels, self._pad, mode="edge")
-        picture = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(
-            format="yuv420p", dst_colorspace=Colorspace.ITU601, dst_color_range=ColorRange.MPEG
+        picture = self._reformatter.reformat(
+            av.VideoFrame.from_ndarray(pixels, format="rgb24"),
+            format="yuv420p",
+            dst_colorspace=Colorspace.ITU601,
+            dst_color_range=ColorRange.MPEG,
         )
         picture.pts = self._count * self._interval
         picture.time_base = _TIME_BASE

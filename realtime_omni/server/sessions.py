@@ -59,6 +59,8 @@ class WireSession:
     connection: Attached | None = None
     last_input_s: float = 0.0
     """When the client last said anything but ``ping`` (on the server's clock)."""
+    rollback_offered: bool = False
+    """The failure that the stream tells of can be rolled back."""
     resetting: bool = False
     answer_to: str | None = None
     """``id`` of the client's reset or close that is under way: its answer carries it, whoever emits the answer."""
@@ -137,7 +139,8 @@ class WireSession:
         if self.stream.state not in (WireState.PLAYING, WireState.PAUSED):
             return
         can: list[Remedy] = ["reset", "close"]
-        if self.door.view.can_rollback:
+        self.rollback_offered = self.door.view.can_rollback
+        if self.rollback_offered:
             can.insert(0, "rollback")
         self.emit(self.stream.failed(code=code, message=message, chunk_index=self.door.chunk_index, can=can))
 

@@ -198,7 +198,9 @@ class WorldConnection:
                 index = await record.door.abort()
                 record.emit(record.stream.chunk_aborted(index, re=command.id))
             case SessionRollback():
-                await record.door.rollback()
+                if record.door.state == "failed" or not record.rollback_offered:
+                    await record.door.rollback()
+                # else: an earlier request did it, but its connection was lost before it could say so
                 record.pacer.restart()
                 record.emit(record.stream.recovered(now, chunk_index=record.door.chunk_index, re=command.id))
             case SessionClose():

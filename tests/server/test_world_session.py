@@ -243,6 +243,17 @@ async def test_a_failed_tick_offers_remedies_and_rollback_runs_the_chunk_again(
     assert chunk.chunk_index == 0
 
 
+async def test_a_rollback_whose_answer_was_lost_can_be_repeated(manager: FakeManager, hub: WorldHub) -> None:
+    manager.failures.append(TickError("broken"))
+    client = Client(hub)
+    await client.start(session_id="s")
+    await client.until("session.failed")
+    await manager.live["s"].rollback()  # what the lost request did
+    client.send("session.rollback")
+    assert (await client.until("session.recovered")).chunk_index == 0
+    await client.block()
+
+
 async def test_the_end_of_the_horizon_can_be_left_by_a_reset(manager: FakeManager, hub: WorldHub) -> None:
     manager.failures.append(TickError("the horizon is reached", code=ErrorCode.HORIZON))
     client = Client(hub)
