@@ -10,7 +10,7 @@ import { keptSession } from "./kept";
 import { WorldMachine, type ResetOptions, type StartOptions } from "./machine";
 import { closedNotice, errorNotice, explain, failedNotice, type Action } from "./messages";
 import { LatencyMeter, RateMeter } from "./meters";
-import { Panel } from "./panel";
+import { Panel, promptOf } from "./panel";
 import { WorldPicture } from "./picture";
 import { Player } from "./player";
 import { HELD_KEYS_SCHEMA, type Chunk, type Format, type Frame, type ServerError, type ServerMessage, type Started } from "./protocol";
@@ -176,8 +176,12 @@ export class App {
     const options: ResetOptions = {};
     if (this.panel.seed !== undefined) options.seed = this.panel.seed;
     const { beginning } = this.panel;
-    if (beginning && "start" in beginning) options.start = beginning.start;
-    else if (beginning) {
+    if (beginning && "start" in beginning) {
+      options.start = beginning.start;
+      // What a reset does not name stays as it was: without this, the picture of one place would turn into another.
+      const prompt = promptOf(beginning.start, this.machine.session!.prompts);
+      if (prompt !== null) options.prompt = prompt;
+    } else if (beginning) {
       const { width, height, limits } = this.machine.session!;
       try {
         options.image = await packPicture(beginning.picture, width, height, limits.max_message_bytes - 1_024);

@@ -15,6 +15,17 @@ export interface PanelHooks {
 
 const THUMBNAIL_PIXELS = 144;
 
+/** "snow-2" is a picture of "snow". */
+export function stemOf(start: string): string {
+  return start.replace(/[-_. ]*\d+$/, "").replaceAll(/[-_.]+/g, " ");
+}
+
+/** The one suggestion that speaks of what a start picture is named after; null when none or several do. */
+export function promptOf(start: string, prompts: readonly string[]): string | null {
+  const found = prompts.filter((prompt) => prompt.toLowerCase().includes(stemOf(start).toLowerCase()));
+  return found.length === 1 ? found[0]! : null;
+}
+
 export class Panel {
   /** What the next reset or session begins from. */
   beginning: Beginning = null;
@@ -103,9 +114,15 @@ export class Panel {
   }
 
   starts(starts: readonly StartPicture[]): void {
+    const stems = starts.map(({ name }) => stemOf(name));
     const list = byId("starts");
     const own = list.lastElementChild!;
-    list.replaceChildren(...starts.map((start) => make("li", {}, this.tile(start.name, { start: start.name }, fetchPicture(start.url)))), own);
+    const tiles = starts.map((start, i) => {
+      const alone = stems.filter((stem) => stem === stems[i]).length === 1;
+      const words = alone ? stems[i]! : start.name.replaceAll(/[-_.]+/g, " ");
+      return make("li", {}, this.tile(words, { start: start.name }, fetchPicture(start.url)));
+    });
+    list.replaceChildren(...tiles, own);
   }
 
   facts(facts: Record<string, string>): void {
@@ -125,9 +142,8 @@ export class Panel {
     tile.click();
   }
 
-  private tile(name: string, beginning: Exclude<Beginning, null>, picture: Promise<ImageBitmap>): HTMLButtonElement {
+  private tile(words: string, beginning: Exclude<Beginning, null>, picture: Promise<ImageBitmap>): HTMLButtonElement {
     const canvas = make("canvas", { width: THUMBNAIL_PIXELS, height: THUMBNAIL_PIXELS });
-    const words = name.replaceAll(/[-_.]+/g, " ");
     const tile = make("button", { type: "button", title: `Start from ${words}` }, canvas, make("span", { textContent: words }));
     tile.setAttribute("aria-pressed", "false");
     tile.addEventListener("click", () => {
