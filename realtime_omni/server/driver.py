@@ -15,7 +15,7 @@ from realtime_omni.errors import AbortedError, ErrorCode, OmniError, SessionGone
 from realtime_omni.server.codes import describe_error
 from realtime_omni.server.outbox import Sender
 from realtime_omni.server.sessions import WireSession
-from realtime_omni_protocols.world import Close, Reply, WireCode, WireState, WorldServerSide
+from realtime_omni_protocols.world import Close, Reply, WireState, WorldServerSide
 
 if TYPE_CHECKING:
     from realtime_omni.server.hub import WorldHub
@@ -98,7 +98,8 @@ class Driver:
         except AbortedError:
             return  # the abort's own answer says so; the block is asked for again
         except SessionGoneError:
-            self._hub.sessions.finish(record, "failed", WireCode.SESSION_GONE, "the session is gone")
+            self._not_before = self._clock.now_s() + RETRY_S  # it is closing: the manager's notice will say why
+            self._hub.bury_if_unknown(record)
         except OmniError as error:
             if error.code == ErrorCode.SESSION_STATE:
                 self._not_before = self._clock.now_s() + RETRY_S

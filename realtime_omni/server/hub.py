@@ -308,6 +308,13 @@ class WorldHub:
             _log.warning("close failed session=%s code=%s", record.id, error.code)
         self.sessions.finish(record, reason)
 
+    def bury_if_unknown(self, record: WireSession) -> None:
+        """End the record of a session that the manager does not know any more (its notice was missed)."""
+        try:
+            self.manager.get_session(record.id)
+        except SessionGoneError:
+            self.sessions.finish(record, "failed", WireCode.SESSION_GONE, "the session is gone")
+
     async def _open_lane(
         self, format_name: Format, model: ModelDescription, fps: float
     ) -> tuple[EncodeLane, str | None]:

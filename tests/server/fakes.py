@@ -137,7 +137,7 @@ class FakeSession:
         self.undelivered: list[Chunk] = []
         self._callbacks: list[Callable[[Any], None]] = []
         self._detach_timer: asyncio.Task[None] | None = None
-        self._abort: asyncio.Event = asyncio.Event()
+        self.aborted: asyncio.Event = asyncio.Event()
 
     @property
     def pending_event_count(self) -> int:
@@ -151,7 +151,7 @@ class FakeSession:
         )
 
     def _alive(self) -> None:
-        if self.state in ("closed", "tombstone"):
+        if self.state in ("closing", "closed", "tombstone"):
             raise SessionGoneError("the session is gone")
 
     async def accept_event(self, event: SessionEvent) -> EventAcceptance:
@@ -186,12 +186,12 @@ class FakeSession:
             raise StateError("failed", code=ErrorCode.SESSION_FAILED)
         assert not self.ticking, "two ticks of one session at once"
         self.ticking = True
-        self._abort.clear()
+        self.aborted.clear()
         snapshot = tuple(self.pending)
         self.manager.ticks_started += 1
         self.manager.tick_started.set()
         try:
-            await self.manager.gate(self._abort)
+            await self.manager.gate(self)
             self._alive()
             if self.manager.failures:
                 self.manager.ticks_failed += 1
@@ -248,7 +248,7 @@ class FakeSession:
         self._alive()
         if prompt == "nonsense":
             raise ArgumentError("no such prompt", code=ErrorCode.PROMPT_UNKNOWN, path="prompt")
-        self._abort.set()
+        self.aborted.set()
         self.manager.images.append(image)
         discarded = tuple(event.event_id for event in self.pending)
         self.pending.clear()
@@ -271,18 +271,19 @@ class FakeSession:
         self._alive()
         if not self.ticking:
             return None
-        self._abort.set()
+        self.aborted.set()
         return self.chunk_index
 
     async def close(self, reason: str = "client") -> None:
-        if self.state in ("closed", "tombstone"):
+        if self.state in ("closing", "closed", "tombstone"):
             return
         self.close_reasons.append(reason)
         if self._detach_timer is not None and self._detach_timer is not asyncio.current_task():
             self._detach_timer.cancel()
         self._detach_timer = None
-        self._abort.set()
-        await asyncio.sleep(0)
+        self.state = "closing"
+        self.aborted.set()
+        await _moments(self.manager.release_takes)
         if self.manager.release_fails:
             self.state = "tombstone"
             self.manager.tombstones[self.id] = self
@@ -343,6 +344,7 @@ class FakeManager:
         self.images: list[Any] = []
         self.health_report = FakeHealth()
         self.release_fails = False
+        self.release_takes = 3
         self.commits_although_cancelled = False
         self.ticks_started = 0
         self.ticks_settled = 0
@@ -366,16 +368,17 @@ class FakeManager:
             self._permits += ticks
             self._open.set()
 
-    async def gate(self, abort: asyncio.Event) -> None:
+    async def gate(self, session: FakeSession) -> None:
+        """Where a tick waits. A closing session's tick ends as gone, an aborted one as aborted."""
         await asyncio.sleep(0)
         if not self._open.is_set():
-            waits = [asyncio.ensure_future(self._open.wait()), asyncio.ensure_future(abort.wait())]
+            waits = [asyncio.ensure_future(self._open.wait()), asyncio.ensure_future(session.aborted.wait())]
             try:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 for task in waits:
                     task.cancel()
-        if abort.is_set():
+        if session.aborted.is_set() and session.state == "active":
             raise AbortedError("aborted")
         if self._permits:
             self._permits -= 1

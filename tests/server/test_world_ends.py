@@ -176,6 +176,30 @@ async def test_a_session_that_is_made_while_the_server_stops_does_not_stay(manag
     hub.close()
 
 
+@pytest.mark.parametrize("reason", ["operator", "evicted", "shutdown"])
+async def test_a_tick_that_ends_as_gone_waits_for_the_reason(manager: FakeManager, hub: WorldHub, reason: str) -> None:
+    """The engine answers a running tick first, and says why the session ended when its release is done."""
+    manager.hold()
+    manager.release_takes = 200
+    client = Client(hub)
+    await client.start(session_id="s")
+    await manager.tick_started.wait()
+    await manager.close_session("s", reason)
+    await client.end()
+    assert client.terminal.reason == reason
+
+
+async def test_a_session_that_vanished_without_a_notice_ends_as_failed(manager: FakeManager, hub: WorldHub) -> None:
+    client = Client(hub)
+    await client.start(session_id="s")
+    await client.block()
+    manager.live.pop("s").state = "closed"
+    client.ack()
+    manager.clock.advance(1)
+    await client.end()
+    assert (client.terminal.reason, client.terminal.code) == ("failed", "session_gone")
+
+
 async def test_a_tombstone_of_a_failed_session_ends_it_as_failed(manager: FakeManager, hub: WorldHub) -> None:
     client = Client(hub)
     await client.start(session_id="s", cadence="on_demand")
