@@ -35,7 +35,7 @@ class Inbox:
         self._work: deque[Command] = deque()
         self._control: deque[Command] = deque()
         self._ready = threading.Condition()
-        self._closed = False
+        self._closed = self._woken = False
         self._accepted = self._refused = self._high_water = 0
 
     def put(self, command: Command) -> None:
@@ -64,11 +64,13 @@ class Inbox:
     def wait(self, timeout_s: float | None) -> None:
         """Until something arrives, ``wake`` is called, or the time is up."""
         with self._ready:
-            if not self._control and not self._work and not self._closed:
+            if not self._control and not self._work and not self._closed and not self._woken:
                 self._ready.wait(timeout_s)
+            self._woken = False
 
     def wake(self) -> None:
         with self._ready:
+            self._woken = True  # kept for a waiter that is on its way: a stop must not cost it the whole wait
             self._ready.notify_all()
 
     def close(self) -> list[Command]:

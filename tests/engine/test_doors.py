@@ -56,6 +56,9 @@ def test_waiting_on_an_inbox_that_has_something_returns_at_once() -> None:
     inbox = Inbox(2)
     inbox.put(work(1))
     inbox.wait(None)
+    inbox.take()
+    inbox.wake()
+    inbox.wait(None)  # woken before it waited
     inbox.close()
     inbox.wait(None)
 
