@@ -131,6 +131,7 @@ class GenerateConsumer:
         return GenerateRun(self, rows)
 
     def reset(self, setup: SessionSetup) -> Release:
+        self._order[setup.session_id] = None  # a failed session was closed at the worker; now it is there again
         return self._rpc("reset_ar_diffusion_session", setup.session_id)
 
     def release(self, session_id: SessionId) -> Release:

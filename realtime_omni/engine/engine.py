@@ -223,6 +223,10 @@ class Engine:
         for entry in self.registry:
             self._desk.close(entry, reason)
 
+    def is_closing(self) -> bool:
+        """Whether a release is under way."""
+        return any(e.closing is not None for e in self.registry)
+
     def abandon(self, error: Exception) -> None:
         """The engine stops after an internal error: everybody who waits for something is told, nothing is tidied up."""
         for entry in self.registry:

@@ -20,6 +20,9 @@ from realtime_omni.errors import EngineError, ErrorCode
 
 log = logging.getLogger(__name__)
 
+LAST_RELEASES_S = 5.0
+LAST_LOOK_S = 0.01
+"""At shutdown: how long workers that release slowly are waited for, and how often they are asked."""
 LONGEST_WAIT_S = 1.0
 """The idle thread looks around once a second, so that its heartbeat shows it is alive."""
 
@@ -43,6 +46,7 @@ class EngineThread:
         self._clock = clock
         self._stopping = threading.Event()
         self._ready = threading.Event()
+        self._pause = threading.Event()
         self._startup_error: BaseException | None = None
         self._fatal: str | None = None
         self._thread = threading.Thread(target=self._main, name="realtime-omni-engine", daemon=True)
@@ -88,8 +92,9 @@ class EngineThread:
             self._fatal = type(error).__name__
             log.critical("engine stopped", exc_info=error)
             stopped = EngineError("the engine has stopped", code=ErrorCode.INTERNAL)
+            unread = self._inbox.close()
             engine.abandon(stopped)
-            self._refuse_all(self._inbox.close(), stopped)
+            self._refuse_all(unread, stopped)
         finally:
             self._inbox.close()
             engine.consumer.close()
@@ -106,7 +111,11 @@ class EngineThread:
                 self._inbox.wait(wait_s)
         engine.absorb()
         engine.close_all("shutdown")
-        engine.reap()
+        for _ in range(int(LAST_RELEASES_S / LAST_LOOK_S)):
+            if not engine.is_closing():
+                break
+            engine.reap()
+            self._pause.wait(LAST_LOOK_S)
         self._refuse_all(self._inbox.close(), EngineError("the engine is shutting down", code=ErrorCode.SHUTDOWN))
 
     def _refuse_all(self, waiting: list[Command], error: EngineError) -> None:

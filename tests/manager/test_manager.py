@@ -259,7 +259,7 @@ async def test_stop_answers_everybody_and_ends_the_thread() -> None:
         chunks = [asyncio.create_task(session.next_chunk()) for _ in range(3)]
         await asyncio.to_thread(gate.reached.wait)
         stopping = asyncio.create_task(manager.stop())
-        await asyncio.sleep(0)
+        await asyncio.to_thread(manager._thread._stopping.wait)
         gate.open()
         await stopping
         outcomes = await asyncio.gather(*chunks, return_exceptions=True)
