@@ -71,7 +71,11 @@ def create_app(manager: Backend, settings: ServerSettings, *, clock: Clock | Non
     app = FastAPI(title="realtime-omni", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.hub = hub
     app.state.metrics = metrics
-    app.add_middleware(AccessMiddleware, settings=settings)
+    app.add_middleware(
+        AccessMiddleware,
+        settings=settings,
+        refused=lambda refusal: metrics.count("refusals_total", code=refusal.code),
+    )
     app.add_exception_handler(OmniError, _known_error)
     app.add_exception_handler(Exception, _unknown_error)
     _add_status_routes(app, manager, metrics)

@@ -11,12 +11,15 @@ import base64
 import binascii
 import hmac
 import json
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from realtime_omni.server.settings import ServerSettings, strip_port
 
+_log = logging.getLogger(__name__)
 KEY_SUBPROTOCOL = "realtime-omni.key."
 """Browsers cannot set headers on a WebSocket; the key travels as an extra subprotocol, base64url without padding."""
 _OPEN_PATHS = frozenset({"/healthz"})
@@ -111,9 +114,10 @@ def _from_base64url(text: str) -> bytes:
 class AccessMiddleware:
     """Refuses before the application sees the request. A refused upgrade is an HTTP answer, never a closed socket."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, refused: Callable[[Refusal], None]) -> None:
         self._app = app
         self._settings = settings
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -123,6 +127,8 @@ class AccessMiddleware:
         if refused is None:
             await self._app(scope, receive, send)
         else:
+            self._refused(refused)
+            _log.info("refused status=%d code=%s path=%.80r", refused.status, refused.code, scope["path"])
             await deny(scope, send, refused)
 
 

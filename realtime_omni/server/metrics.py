@@ -51,6 +51,14 @@ TABLE: tuple[MetricSpec, ...] = (
         {"outcome": CONNECTION_OUTCOMES},
     ),
     MetricSpec(
+        f"{_P}refusals_total",
+        "counter",
+        "requests",
+        "Requests and upgrades refused for their key, origin or host.",
+        "rate, sum",
+        {"code": (WireCode.UNAUTHORIZED.value, WireCode.ORIGIN_REFUSED.value)},
+    ),
+    MetricSpec(
         f"{_P}wire_sessions",
         "gauge",
         "sessions",

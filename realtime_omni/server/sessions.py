@@ -109,6 +109,14 @@ class WireSession:
                 self.connection.changed.set()
 
         self.emit(entries, sent=sent)
+        _log.debug(
+            "block session=%s request=%s epoch=%d chunk=%d tick_ms=%.1f",
+            self.id,
+            chunk.metadata.request_id,
+            chunk.epoch,
+            chunk.chunk_index,
+            chunk.timings.tick_ms,
+        )
         return True
 
     def _media(self, chunk: Chunk) -> tuple[Sequence[object], tuple[int, ...] | None]:

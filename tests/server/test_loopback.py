@@ -116,6 +116,11 @@ async def test_strangers_are_refused_before_the_upgrade(
                 pass
         assert refused.value.response.status_code == status
         assert b"traceback" not in refused.value.response.body.lower()
+        async with httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {KEY}".encode()}) as http:
+            metrics = (await http.get("/metrics")).text
+        code = "unauthorized" if status == 401 else "origin_refused"
+        assert f'realtime_omni_refusals_total{{code="{code}"}} 1.0' in metrics
+        assert KEY not in metrics
 
 
 async def test_the_key_opens_as_header_and_as_subprotocol(manager: FakeManager) -> None:
