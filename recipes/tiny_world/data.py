@@ -1,0 +1,54 @@
+"""Training clips in device memory.
+
+Owns: a pool of simulator clips as uint8 (drawing once and reading often keeps the simulator out
+of the step), and random batches from it.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from recipes.tiny_world.simulator import Player, Simulator
+
+
+def to_signed(frames: Tensor) -> Tensor:
+    """uint8 0..255 to float -1..1."""
+    return frames.float() / 127.5 - 1
+
+
+class ClipPool:
+    """Up to `capacity` clips of `frames` frames, drawn until full or `seconds` have passed."""
+
+    def __init__(self, simulator: Simulator, capacity: int, frames: int, seconds: float, seed: int, step: int = 2048):
+        self.generator = torch.Generator(device=simulator.device).manual_seed(seed)
+        size, device = simulator.size, simulator.device
+        self.frames = torch.empty(capacity, frames, 3, size, size, dtype=torch.uint8, device=device)
+        self.keys = torch.empty(capacity, frames, 8, device=device)
+        self.place = torch.empty(capacity, frames, dtype=torch.long, device=device)
+        self.count, began = 0, time.monotonic()
+        while self.count < capacity and (self.count == 0 or time.monotonic() - began < seconds):
+            part = slice(self.count, min(self.count + step, capacity))
+            drawn = simulator.clips(step, frames, self.generator, Player())
+            rows = part.stop - part.start
+            self.frames[part], self.keys[part], self.place[part] = drawn.frames[:rows], drawn.keys[:rows], drawn.place[:rows]
+            self.count = part.stop
+        if torch.device(device).type == "cuda":
+            torch.cuda.synchronize()
+        self.seconds = time.monotonic() - began
+
+    def pick(self, rows: int) -> Tensor:
+        return torch.randint(0, self.count, (rows,), generator=self.generator, device=self.frames.device)
+
+    def batch(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(frames in -1..1, keys, place) of random clips."""
+        index = self.pick(rows)
+        return to_signed(self.frames[index]), self.keys[index], self.place[index]
+
+    def blocks(self, index: Tensor, block: Tensor, frames_per_block: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Block `block` [B] of the clips `index` [B]: (frames, keys, place)."""
+        frame = block[:, None] * frames_per_block + torch.arange(frames_per_block, device=block.device)
+        row = index[:, None]
+        return to_signed(self.frames[row, frame]), self.keys[row, frame], self.place[row, frame]

@@ -1,0 +1,162 @@
+"""Stage B: the network plays on its own pictures, judged by a discriminator.
+
+Owns: a bank of rows that roll on from step to step, as sessions do on a server (same cache,
+same sampler, same commit), and one training step on it. A row starts with 1 to 7 true blocks,
+then lives on its own pictures for up to `MAX_LIFE` blocks. While the simulator's clip lasts the
+truth pulls too, less with every own block: what comes after is not certain, and a squared error
+on it would only teach blur.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from realtime_omni.models.tiny_world.network import NetworkConfig
+from realtime_omni.models.tiny_world.sampler import schedule, step
+from recipes.tiny_world.data import ClipPool
+from recipes.tiny_world.losses import Discriminator, discriminator_loss, reconstruction
+from recipes.tiny_world.rollout import KeptRows
+
+MAX_LIFE = 60
+SWITCH = 0.03
+TRUST_DECAY = 0.7  # weight of the truth after each own block
+ADVERSARIAL = 0.4  # size of the discriminator's gradient against the truth's, per picture
+
+
+@dataclasses.dataclass
+class Bank:
+    """Rows that roll on: which clip a row follows, its true blocks left, the frame before the next block."""
+
+    kept: KeptRows
+    clip: Tensor
+    given: Tensor
+    life: Tensor
+    last: Tensor
+    place: Tensor
+
+    @classmethod
+    def fresh(cls, config: NetworkConfig, pool: ClipPool, rows: int) -> Bank:
+        device, size = pool.frames.device, config.image_size
+        kept = KeptRows.empty(config, rows, device, torch.bfloat16)
+        long = torch.zeros(rows, dtype=torch.long, device=device)
+        bank = cls(kept, long, long.clone(), long.clone(), torch.zeros(rows, 3, size, size, device=device), long.clone())
+        bank.restart(pool, torch.ones(rows, dtype=torch.bool, device=device))
+        return bank
+
+    def restart(self, pool: ClipPool, rows: Tensor) -> None:
+        count, device = len(rows), rows.device
+        self.kept.reset(rows)
+        self.clip = torch.where(rows, pool.pick(count), self.clip)
+        few = torch.randint(1, 4, (count,), device=device)
+        many = torch.randint(4, 8, (count,), device=device)
+        given = torch.where(torch.rand(count, device=device) < 0.7, few, many)
+        self.given = torch.where(rows, given, self.given)
+        life = (torch.rand(count, device=device) ** 2 * MAX_LIFE).long() + 8
+        self.life = torch.where(rows, life, self.life)
+        self.place = torch.where(rows, pool.place[self.clip, 0], self.place)
+
+    def told(self, pool: ClipPool, per: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(truth, keys, place, whether the truth is known) of every row's next block."""
+        last_block = pool.frames.shape[1] // per - 1
+        known = self.kept.block <= last_block
+        block = self.kept.block.clamp_max(last_block)
+        truth, keys, place = pool.blocks(self.clip, block, per)
+        count, device = len(known), known.device
+        other = pool.pick(count)
+        _, other_keys, _ = pool.blocks(other, torch.randint(1, last_block + 1, (count,), device=device), per)
+        keys = torch.where(known[:, None, None], keys, other_keys)
+        change = torch.rand(count, device=device) < SWITCH
+        strange = torch.where(change, pool.place[other, 0], self.place)
+        place = torch.where(known[:, None], place, strange[:, None])
+        self.place = place[:, -1]
+        return truth, keys, place, known
+
+
+@dataclasses.dataclass
+class Student:
+    """The parts of a stage B step."""
+
+    config: NetworkConfig
+    cached: nn.Module
+    judge: Discriminator
+    judge_optimizer: torch.optim.Optimizer
+    pool: ClipPool
+    bank: Bank
+
+    def judge_view(self, last: Tensor, block: Tensor) -> Tensor:
+        return torch.cat((last[:, None], block), dim=1).flatten(1, 2)
+
+    def sample(self, told: tuple, two_steps: bool, shape: torch.Size, device: torch.device) -> Tensor:
+        """The sampler as served; only its last step keeps a gradient (Self Forcing, arXiv 2506.08009)."""
+        levels = schedule(2 if two_steps else 1, self.config.sampler_shift)
+        x = torch.randn(shape, device=device)
+        if two_steps:
+            with torch.no_grad():
+                x0 = self.cached(x, x.new_full(shape[:2], levels[0]), *told)[0].float()
+            x = step(x, x0, levels[0], levels[1])
+        return self.cached(x, x.new_full(shape[:2], levels[-2]), *told)[0].float()
+
+    def step(self, two_steps: bool, strength: float, reduce) -> dict[str, Tensor]:
+        """Judge, then the network's gradients (left in .grad), then the rows move on by one block."""
+        per, bank, kept = self.config.frames_per_block, self.bank, self.bank.kept
+        truth, keys, place, known = bank.told(self.pool, per)
+        told = (keys, place, kept.frame_index(per), kept.k, kept.v, kept.valid)
+        with torch.autocast(truth.device.type, torch.bfloat16):
+            x0 = self.sample(told, two_steps, truth.shape, truth.device)
+        judged = (kept.block > 0).float()
+        judge_loss = self._judge_step(x0.detach(), keys, place, judged, reduce)
+        own = (kept.block - bank.given).clamp_min(0)
+        trust = judged * known * TRUST_DECAY**own
+        error, grade = self._pull(x0, truth, keys, place, judged, trust, strength)
+        with torch.no_grad():
+            follow = kept.block < bank.given
+            final = torch.where(follow[:, None, None, None, None], truth, x0.detach().clamp(-1, 1))
+            with torch.autocast(truth.device.type, torch.bfloat16):
+                level = final.new_full(final.shape[:2], self.config.context_noise)
+                _, k, v = self.cached(final, level, *told)
+            kept.write(k, v)
+            bank.last = final[:, -1]
+            bank.restart(self.pool, kept.block >= bank.life)
+        return {"truth": error, "judge": judge_loss, "grade": grade}
+
+    def _judge_step(self, fake: Tensor, keys: Tensor, place: Tensor, judged: Tensor, reduce) -> Tensor:
+        per, count, device = self.config.frames_per_block, len(fake), fake.device
+        clip = self.pool.pick(count)
+        block = torch.randint(1, self.pool.frames.shape[1] // per, (count,), device=device)
+        real, real_keys, real_place = self.pool.blocks(clip, block, per)
+        before = self.pool.blocks(clip, block - 1, per)[0][:, -1]
+        self.judge_optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = discriminator_loss(
+                self.judge, self.judge_view(before, real), (real_keys, real_place[:, -1]),
+                self.judge_view(self.bank.last, fake), (keys, place[:, -1]), judged,
+            )
+        loss.backward()
+        reduce(list(self.judge.parameters()))
+        self.judge_optimizer.step()
+        return loss.detach()
+
+    def _pull(
+        self, x0: Tensor, truth: Tensor, keys: Tensor, place: Tensor, judged: Tensor, trust: Tensor, strength: float
+    ) -> tuple[Tensor, Tensor]:
+        """Backward through the network with the truth's gradient and a rescaled judge's gradient.
+
+        The rescaling makes both the same size per picture (times ADVERSARIAL), whatever the
+        judge's own scale is at that moment.
+        """
+        shown = x0.detach().requires_grad_()
+        error = reconstruction(shown, truth, squared=0.5, absolute=0.5, edge=0.25).mean(1)
+        (by_truth,) = torch.autograd.grad(error.sum(), shown)
+        with torch.autocast(x0.device.type, torch.bfloat16):
+            score = self.judge(self.judge_view(self.bank.last, shown), keys, place[:, -1]).float().mean((1, 2, 3))
+        (by_judge,) = torch.autograd.grad(-score.sum(), shown)
+        size_truth = by_truth.square().mean().sqrt()
+        size_judge = by_judge.square().mean((1, 2, 3, 4), keepdim=True).sqrt().mean()
+        pull = by_truth * trust.view(-1, 1, 1, 1, 1)
+        push = by_judge * (judged.view(-1, 1, 1, 1, 1) * strength * ADVERSARIAL * size_truth / (size_judge + 1e-12))
+        x0.backward((pull + push) / len(x0))
+        known = trust.sum().clamp_min(1e-6)
+        return (error.detach() * trust).sum() / known, (score.detach() * judged).sum() / judged.sum().clamp_min(1)

@@ -1,0 +1,121 @@
+"""Stage A: teacher-forced denoising of whole clips in one masked pass.
+
+Owns: the sequence of clean and noised blocks, its mask, the corruption of the context, and the
+loss. Clean block i sees the clean blocks i - window + 1 .. i; noised block i sees the clean
+blocks before it in the window, and itself: what a cache would show it. The first block is never
+a target (a session starts from a picture) and the last never context.
+
+Legend: sequence = clean blocks 0 .. n - 2, then noised blocks 1 .. n - 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from realtime_omni.models.tiny_world.network import Attend, NetworkConfig, TinyWorldNet
+from realtime_omni.models.tiny_world.sampler import add_noise
+from recipes.tiny_world.losses import reconstruction
+
+MEAN_LEVEL, SPREAD = 0.9, 1.0  # of the logit-normal noise level: few-step sampling lives near noise
+PURE_NOISE = 0.25  # share of blocks trained exactly at level 1, the first sampler step
+CONTEXT_NOISE = 0.2
+
+
+def visible(config: NetworkConfig, blocks: int, query: Tensor, key: Tensor) -> Tensor:
+    """Whether token `query` sees token `key` of the sequence (broadcast index tensors)."""
+    tokens = config.frames_per_block * config.tokens_per_frame
+    half = (blocks - 1) * tokens
+    query_noised, key_noised = query >= half, key >= half
+    query_block = torch.where(query_noised, (query - half) // tokens + 1, query // tokens)
+    key_block = torch.where(key_noised, (key - half) // tokens + 1, key // tokens)
+    near = query_block - key_block < config.window_frames // config.frames_per_block
+    clean = ~key_noised & torch.where(query_noised, key_block < query_block, key_block <= query_block)
+    return near & (clean | (query_noised & key_noised & (key_block == query_block)))
+
+
+def dense_attend(config: NetworkConfig, blocks: int, device: torch.device | str) -> Attend:
+    """The mask as one matrix: for tests and the CPU."""
+    index = torch.arange(2 * (blocks - 1) * config.frames_per_block * config.tokens_per_frame, device=device)
+    mask = visible(config, blocks, index[:, None], index[None])
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = functional.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask)
+        return out.transpose(1, 2)
+
+    return attend
+
+
+def flex_attend(config: NetworkConfig, blocks: int, device: torch.device | str) -> Attend:
+    """The mask block-sparse, for compiled training on CUDA."""
+    length = 2 * (blocks - 1) * config.frames_per_block * config.tokens_per_frame
+
+    def rule(batch, head, query, key):
+        return visible(config, blocks, query, key)
+
+    mask = create_block_mask(rule, None, None, length, length, device=str(device))
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        out = flex_attention(q, k, v, block_mask=mask)
+        return out.transpose(1, 2)
+
+    return attend
+
+
+class TeacherPass(nn.Module):
+    """Predicts blocks 1 .. n - 1 of a clip from their noised and all clean blocks."""
+
+    def __init__(self, net: TinyWorldNet, attend: Attend) -> None:
+        super().__init__()
+        self.net, self.attend = net, attend
+
+    def forward(self, context: Tensor, level_c: Tensor, noised: Tensor, level_n: Tensor, keys: Tensor, place: Tensor) -> Tensor:
+        """context, noised [B, F - frames_per_block, ...]; keys, place of the whole clip; returns like noised."""
+        per_block = self.net.config.frames_per_block
+        frames = keys.shape[1]
+        index = torch.arange(frames, device=keys.device)[None].expand(keys.shape[0], -1)
+        told = [torch.cat((value[:, : frames - per_block], value[:, per_block:]), dim=1) for value in (keys, place, index)]
+        x, t = torch.cat((context, noised), dim=1), torch.cat((level_c, level_n), dim=1)
+        h, condition = self.net.trunk(x, t, told[0], told[1], told[2], self.attend)
+        return self.net.decode(h[:, context.shape[1] :], condition[:, context.shape[1] :])
+
+
+def per_block(values: Tensor, frames: int) -> Tensor:
+    return values.repeat_interleave(frames, dim=1)
+
+
+def corrupt_context(frames: Tensor, blocks: int, per: int) -> tuple[Tensor, Tensor]:
+    """Context with the faults of one's own output, and the level the network is told.
+
+    A quarter of the blocks gets noise that is told, a quarter noise that is hidden, and one
+    block in five a mild blur: a network that was never shown faults multiplies them.
+    """
+    B, device = len(frames), frames.device
+    kind = torch.rand(B, blocks, device=device)
+    level = torch.rand(B, blocks, device=device) * CONTEXT_NOISE * (kind < 0.5)
+    told = level * (kind < 0.25)
+    soft = functional.avg_pool2d(frames.flatten(0, 1), 3, 1, 1, count_include_pad=False).view_as(frames)
+    share = torch.rand(B, blocks, device=device) * (torch.rand(B, blocks, device=device) < 0.2)
+    frames = torch.lerp(frames, soft, per_block(share, per)[:, :, None, None, None])
+    frames = add_noise(frames, torch.randn_like(frames), per_block(level, per))
+    return frames, per_block(told, per)
+
+
+def teacher_loss(model: nn.Module, frames: Tensor, keys: Tensor, place: Tensor, per: int) -> tuple[Tensor, Tensor]:
+    """(loss, mean squared error at pure noise) of one batch of clips in -1..1."""
+    blocks = frames.shape[1] // per - 1
+    context, level_c = corrupt_context(frames[:, :-per], blocks, per)
+    level = torch.sigmoid(torch.randn(len(frames), blocks, device=frames.device) * SPREAD + MEAN_LEVEL)
+    level = torch.where(torch.rand_like(level) < PURE_NOISE, 1.0, level)
+    truth = frames[:, per:]
+    level_n = per_block(level, per)
+    noised = add_noise(truth, torch.randn_like(truth), level_n)
+    x0 = model(context, level_c, noised, level_n, keys, place)
+    loss = reconstruction(x0, truth, squared=1.0, absolute=0.25, edge=0.25)
+    weight = 1 / level_n.clamp_min(0.3)
+    pure = (level_n == 1).float()
+    squared = (x0.detach().float() - truth).square().mean((2, 3, 4))
+    return (loss * weight).mean(), (squared * pure).sum() / pure.sum().clamp_min(1)

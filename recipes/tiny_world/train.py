@@ -1,0 +1,288 @@
+"""Train tiny-world: stage A teacher-forced, stage B on its own pictures; then export.
+
+    torchrun --nproc-per-node 2 -m recipes.tiny_world.train --state /tmp/state --out out
+
+Owns: the process group, the schedule (by seconds, not steps: the machine is rented by time),
+checkpoints and the log. Every rank draws its own clips; gradients are averaged. A checkpoint is
+written each two minutes and at the end of a stage; started again with the same --state the run
+goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet
+from recipes.tiny_world.data import ClipPool
+from recipes.tiny_world.losses import Discriminator
+from recipes.tiny_world.optimizer import make_optimizers
+from recipes.tiny_world.rollout import CachedPass
+from recipes.tiny_world.simulator import Simulator
+from recipes.tiny_world.student import Bank, Student
+from recipes.tiny_world.teacher import TeacherPass, dense_attend, flex_attend, teacher_loss
+
+EMA_A, EMA_B = 0.999, 0.998
+WARMUP_STEPS = 200
+DECAY_FROM = 0.5  # of a stage's time: constant before, linear to a twentieth after
+BLEND = 0.5  # of the exported weights between stage A and stage B: B's firmness in long runs without its speckles
+TEACHER_EVERY = 4  # in stage B one step in so many is a stage A step, the anchor
+
+
+class Team:
+    """This process among its peers (one per GPU); alone without torchrun."""
+
+    def __init__(self) -> None:
+        self.size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.device = torch.device("cpu")
+        if torch.cuda.is_available():
+            self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(self.device)
+        if self.size > 1:
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+
+    def average(self, parameters: list[Tensor]) -> None:
+        """Average the gradients over the peers."""
+        if self.size == 1:
+            return
+        grads = [p.grad for p in parameters if p.grad is not None]
+        flat = torch.cat([g.flatten() for g in grads])
+        dist.all_reduce(flat)
+        flat /= self.size
+        parts = flat.split([g.numel() for g in grads])
+        torch._foreach_copy_(grads, [part.view_as(g) for part, g in zip(parts, grads, strict=True)])
+
+    def agree(self, value: float) -> float:
+        """Rank 0's value, on every rank: decisions by the clock must be the same everywhere."""
+        if self.size == 1:
+            return value
+        cell = torch.tensor([value], device=self.device, dtype=torch.float64)
+        dist.broadcast(cell, 0)
+        return cell.item()
+
+
+class Run:
+    """A training run's state: network, its average, progress in seconds, log."""
+
+    def __init__(self, args: argparse.Namespace, team: Team) -> None:
+        self.args, self.team = args, team
+        self.config = tiny_config() if args.tiny else NetworkConfig()
+        torch.manual_seed(args.seed)
+        self.net = TinyWorldNet(self.config).to(team.device)
+        self.ema = {name: value.detach().clone() for name, value in self.net.state_dict().items()}
+        self.state = Path(args.state)
+        self.out = Path(args.out)
+        self.stage, self.spent = "a", 0.0
+        self.rows: list[tuple] = []
+        self.saved_at = time.monotonic()
+        for folder in (self.state, self.out):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def update_average(self, decay: float, steps: int) -> None:
+        decay = min(decay, (1 + steps) / (10 + steps))
+        now = self.net.state_dict()
+        torch._foreach_lerp_(list(self.ema.values()), [now[name] for name in self.ema], 1 - decay)
+
+    def note(self, stage: str, steps: int, spent: float, **values: Tensor | float) -> None:
+        numbers = {name: float(value) for name, value in values.items()}
+        if self.team.rank == 0:
+            self.rows += [(stage, steps, round(spent, 1), name, f"{number:.6f}") for name, number in numbers.items()]
+            told = " ".join(f"{name} {number:.5f}" for name, number in numbers.items())
+            print(f"[{stage}] step {steps} {spent:.0f} s {told}", flush=True)
+
+    def save(self, optimizers: list[torch.optim.Optimizer], steps: int, spent: float, done: bool = False) -> None:
+        self.saved_at = time.monotonic()
+        if self.team.rank:
+            return
+        everything = {
+            "net": self.net.state_dict(), "ema": self.ema, "stage": self.stage, "spent": spent, "steps": steps,
+            "optimizers": [o.state_dict() for o in optimizers], "rows": self.rows, "done": done,
+        }
+        torch.save(everything, self.state / "checkpoint.part")
+        os.replace(self.state / "checkpoint.part", self.state / "checkpoint.pt")
+        part = "" if done else f"_{spent:.0f}s"
+        export(self.ema, self.out / f"model_{self.stage}{part}.safetensors")
+        (self.out / "config.json").write_text(self.config.to_json(), encoding="utf-8")
+        with (self.out / "loss.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([("stage", "step", "seconds", "name", "value"), *self.rows])
+
+    def load(self) -> dict | None:
+        path = self.state / "checkpoint.pt"
+        if not path.exists():
+            return None
+        kept = torch.load(path, map_location=self.team.device, weights_only=True)
+        self.net.load_state_dict(kept["net"])
+        self.ema = kept["ema"]
+        self.stage, self.spent, self.rows = kept["stage"], kept["spent"], kept["rows"]
+        return kept
+
+
+def tiny_config() -> NetworkConfig:
+    """A few thousand parameters, to try the code on a CPU."""
+    return NetworkConfig(image_size=32, patch=8, width=64, layers=2, heads=1, mlp_width=64, refine_channels=8,
+                         detail_channels=8, window_frames=12)
+
+
+def export(weights: dict[str, Tensor], path: Path) -> None:
+    """float16 safetensors."""
+    part = path.with_suffix(".part")
+    save_file({name: value.detach().half().cpu().contiguous() for name, value in weights.items()}, str(part))
+    os.replace(part, path)
+
+
+def set_lr(optimizers: list[torch.optim.Optimizer], steps: int, progress: float) -> None:
+    rise = min(1.0, (steps + 1) / WARMUP_STEPS)
+    fall = 1.0 if progress < DECAY_FROM else max(0.0, 1 - (progress - DECAY_FROM) / (1 - DECAY_FROM)) * 0.95 + 0.05
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["base_lr"] * rise * fall
+
+
+def teacher_model(run: Run, blocks: int) -> nn.Module:
+    device, compiled = run.team.device, run.args.compile
+    attend = flex_attend(run.config, blocks, device) if compiled else dense_attend(run.config, blocks, device)
+    model = TeacherPass(run.net, attend)
+    return torch.compile(model, dynamic=False) if compiled else model
+
+
+def apply(run: Run, optimizers: list[torch.optim.Optimizer]) -> None:
+    parameters = list(run.net.parameters())
+    run.team.average(parameters)
+    nn.utils.clip_grad_norm_(parameters, 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def teacher_step(run: Run, model: nn.Module, pool: ClipPool) -> tuple[Tensor, Tensor]:
+    """Gradients of one stage A batch, added to .grad."""
+    frames, keys, place = pool.batch(run.args.batch)
+    with torch.autocast(run.team.device.type, torch.bfloat16, enabled=run.team.device.type == "cuda"):
+        loss, squared = teacher_loss(model, frames, keys, place, run.config.frames_per_block)
+    loss.backward()
+    return loss.detach(), squared
+
+
+def stage_a(run: Run, pool: ClipPool, model: nn.Module, kept: dict | None) -> None:
+    optimizers = make_optimizers(run.net, run.args.muon_lr, run.args.adam_lr)
+    steps = 0
+    if kept is not None and not kept["done"]:
+        for optimizer, state in zip(optimizers, kept["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        steps = kept["steps"]
+    teacher_step(run, model, pool)  # compiles; its gradient is dropped, its time not counted
+    run.net.zero_grad(set_to_none=True)
+    began, spent = time.monotonic() - run.spent, run.spent
+    while spent < run.args.seconds_a:
+        set_lr(optimizers, steps, spent / run.args.seconds_a)
+        loss, squared = teacher_step(run, model, pool)
+        apply(run, optimizers)
+        run.update_average(EMA_A, steps)
+        steps += 1
+        if steps % 20 == 0:
+            spent = run.team.agree(time.monotonic() - began)
+        if steps % 100 == 0:
+            run.note("a", steps, spent, loss=loss, mse=squared)
+        if time.monotonic() - run.saved_at > 120:
+            run.save(optimizers, steps, spent)
+    run.save(optimizers, steps, spent, done=True)
+
+
+def make_student(run: Run, pool: ClipPool) -> Student:
+    judge = Discriminator(run.config).to(run.team.device, memory_format=torch.channels_last)
+    if run.team.size > 1:
+        for value in judge.state_dict().values():
+            dist.broadcast(value, 0)
+    judge_optimizer = torch.optim.AdamW(judge.parameters(), lr=2e-4, betas=(0.0, 0.99), weight_decay=0.0)
+    cached = CachedPass(run.net)
+    cached = torch.compile(cached, dynamic=False) if run.args.compile else cached
+    return Student(run.config, cached, judge, judge_optimizer, pool, Bank.fresh(run.config, pool, run.args.rows))
+
+
+def rehearse(run: Run, student: Student) -> None:
+    """One step of each kind, its gradients dropped: stage B must not fail, or compile, ten minutes from now."""
+    for two_steps in (True, False):
+        student.step(two_steps, 1.0, run.team.average)
+    run.net.zero_grad(set_to_none=True)
+
+
+def stage_b(run: Run, pool: ClipPool, model: nn.Module, student: Student) -> None:
+    """Starts from the average of stage A; saved weights only, a stage B begun again starts over."""
+    run.net.load_state_dict(run.ema)
+    teacher = {name: value.clone() for name, value in run.ema.items()}
+    run.stage = "b"
+    student.bank = Bank.fresh(run.config, pool, run.args.rows)
+    optimizers = make_optimizers(run.net, run.args.muon_lr * 0.1, run.args.adam_lr * 0.2)
+    choose = torch.Generator().manual_seed(run.args.seed)
+    began, spent, steps = time.monotonic(), 0.0, 0
+    while spent < run.args.seconds_b:
+        set_lr(optimizers, steps, spent / run.args.seconds_b)
+        strength = min(1.0, max(0.0, (steps - 200) / 400))
+        two_steps = torch.rand((), generator=choose).item() < run.args.two_steps
+        told = student.step(two_steps, strength, run.team.average)
+        if steps % TEACHER_EVERY == 0:
+            told["teacher"], told["mse"] = teacher_step(run, model, pool)
+        apply(run, optimizers)
+        run.update_average(EMA_B, steps)
+        steps += 1
+        if steps % 20 == 1:
+            spent = run.team.agree(time.monotonic() - began)
+        if steps % 100 == 1:
+            run.note("b", steps, spent, **told)
+        if time.monotonic() - run.saved_at > 120:
+            run.save(optimizers, steps, spent)
+    run.save(optimizers, steps, spent, done=True)
+    if run.team.rank == 0:
+        blend = {name: torch.lerp(teacher[name], value, BLEND) for name, value in run.ema.items()}
+        export(blend, run.out / "model.safetensors")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m recipes.tiny_world.train")
+    parser.add_argument("--state", default="/tmp/tiny_world", help="checkpoints, on a local disk")
+    parser.add_argument("--out", default="out", help="weights, configuration and losses")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds-a", type=float, default=440)
+    parser.add_argument("--seconds-b", type=float, default=260)
+    parser.add_argument("--batch", type=int, default=64, help="clips a step and GPU in stage A")
+    parser.add_argument("--rows", type=int, default=64, help="rolling rows a GPU in stage B")
+    parser.add_argument("--pool", type=int, default=12000, help="clips kept a GPU")
+    parser.add_argument("--pool-seconds", type=float, default=50)
+    parser.add_argument("--frames", type=int, default=30, help="frames of a clip")
+    parser.add_argument("--muon-lr", type=float, default=0.02)
+    parser.add_argument("--adam-lr", type=float, default=1e-3)
+    parser.add_argument("--two-steps", type=float, default=0.6, help="share of stage B steps with two sampler steps")
+    parser.add_argument("--tiny", action="store_true", help="a toy size, to try the code")
+    parser.add_argument("--no-compile", dest="compile", action="store_false")
+    args = parser.parse_args(argv)
+    torch.set_float32_matmul_precision("high")
+    team = Team()
+    run = Run(args, team)
+    simulator = Simulator(run.config.image_size, team.device, compiled=args.compile)
+    pool = ClipPool(simulator, args.pool, args.frames, args.pool_seconds, args.seed * 1000 + team.rank, min(2048, args.pool))
+    print(f"rank {team.rank}: {pool.count} clips in {pool.seconds:.1f} s", flush=True)
+    kept = run.load()
+    torch.manual_seed(args.seed + team.rank)
+    model = teacher_model(run, args.frames // run.config.frames_per_block)
+    student = make_student(run, pool)
+    rehearse(run, student)
+    print(f"rank {team.rank}: rehearsed", flush=True)
+    if run.stage == "a" and not (kept and kept["done"]):
+        stage_a(run, pool, model, kept)
+    if run.stage == "a" or not (kept and kept["done"]):
+        stage_b(run, pool, model, student)
+    if team.size > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""The network of tiny-world: causality, rows, positions, configuration and sampler."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional  # noqa: E402
+
+from realtime_omni.models.tiny_world import sampler  # noqa: E402
+from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet, rotate  # noqa: E402
+from realtime_omni.models.tiny_world.places import KEYS, PLACES, place_index  # noqa: E402
+
+SMALL = NetworkConfig(
+    image_size=32,
+    patch=8,
+    width=64,
+    layers=3,
+    heads=2,
+    mlp_width=96,
+    refine_channels=8,
+    detail_channels=8,
+    window_frames=9,
+)
+WINDOW_BLOCKS = SMALL.window_frames // SMALL.frames_per_block
+
+
+def small_net(seed: int = 0) -> TinyWorldNet:
+    """A net whose zero-initialised parts are filled, so that every path matters."""
+    torch.manual_seed(seed)
+    net = TinyWorldNet(SMALL).eval()
+    for parameter in net.parameters():
+        if parameter.abs().max() == 0:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return net
+
+
+def inputs(rows: int, frames: int, first_frame: int = 0, seed: int = 1) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, frames, 3, SMALL.image_size, SMALL.image_size, generator=generator)
+    t = torch.rand(rows, frames, generator=generator)
+    keys = torch.randint(0, 2, (rows, frames, SMALL.num_keys), generator=generator).float()
+    place = torch.randint(0, SMALL.num_places, (rows, frames), generator=generator)
+    index = first_frame + torch.arange(frames)[None].expand(rows, -1)
+    return [x, t, keys, place, index]
+
+
+def plain(layer, q, k, v):
+    q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+    return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+
+
+def masked(frames: int):
+    """Block i sees blocks i - WINDOW_BLOCKS + 1 .. i, as one dense mask over the clip."""
+    block = torch.arange(frames * SMALL.tokens_per_frame) // (SMALL.frames_per_block * SMALL.tokens_per_frame)
+    behind = block[:, None] - block[None]
+    mask = (behind >= 0) & (behind < WINDOW_BLOCKS)
+
+    def attend(layer, q, k, v):
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        return functional.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2)
+
+    return attend
+
+
+def cached(history: list[tuple[torch.Tensor, torch.Tensor]]):
+    """Attend to a list of (k, v) per layer and append the block's own."""
+
+    def attend(layer, q, k, v):
+        past = history[layer][-(WINDOW_BLOCKS - 1) :]
+        history[layer].append((k, v))
+        k, v = (torch.cat([pair[i] for pair in past] + [own], dim=1) for i, own in enumerate((k, v)))
+        return plain(layer, q, k, v)
+
+    return attend
+
+
+@torch.inference_mode()
+def test_a_block_by_block_rollout_with_a_cache_equals_one_masked_pass_over_the_clip():
+    net, frames = small_net(), 6 * SMALL.frames_per_block
+    x, t, keys, place, index = inputs(2, frames)
+    whole = net(x, t, keys, place, index, masked(frames))
+    history = [[] for _ in range(SMALL.layers)]
+    for block in range(6):
+        part = slice(block * SMALL.frames_per_block, (block + 1) * SMALL.frames_per_block)
+        got = net(x[:, part], t[:, part], keys[:, part], place[:, part], index[:, part], cached(history))
+        torch.testing.assert_close(got, whole[:, part], atol=1e-4, rtol=0)
+
+
+@torch.inference_mode()
+def test_a_batch_of_rows_at_different_frames_equals_each_row_alone():
+    net = small_net()
+    x, t, keys, place, index = inputs(4, SMALL.frames_per_block)
+    index = index + torch.tensor([0, 3, 300, 99_999])[:, None]
+    together = net(x, t, keys, place, index, plain)
+    for row in range(4):
+        part = slice(row, row + 1)
+        alone = net(x[part], t[part], keys[part], place[part], index[part], plain)
+        torch.testing.assert_close(alone, together[part], atol=1e-5, rtol=0)
+
+
+@torch.inference_mode()
+def test_a_session_at_frame_100_000_sees_what_one_at_frame_0_sees():
+    """Rotary positions are relative: moving the whole window changes nothing but rounding."""
+    net = small_net()
+    x, t, keys, place, index = inputs(1, 2 * SMALL.frames_per_block)
+    near = net(x, t, keys, place, index, plain)
+    far = net(x, t, keys, place, index + 100_000, plain)
+    assert torch.isfinite(far).all()
+    torch.testing.assert_close(far, near, atol=1e-4, rtol=0)
+
+
+def test_rotation_by_a_right_angle_swaps_the_pair():
+    x = torch.tensor([1.0, 0.0, 0.0, 1.0]).view(1, 1, 1, 4)  # pairs (channel 0, channel 2) and (1, 3)
+    cos, sin = torch.zeros(1, 1, 1, 2), torch.ones(1, 1, 1, 2)
+    assert rotate(x, cos, sin).flatten().tolist() == [0.0, -1.0, 1.0, 0.0]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("changed", ["keys", "place", "t"])
+def test_every_condition_reaches_the_picture(changed):
+    net = small_net()
+    values = dict(zip(("x", "t", "keys", "place", "index"), inputs(1, SMALL.frames_per_block), strict=True))
+    before = net(*values.values(), plain)
+    other = {"keys": 1 - values["keys"], "place": (values["place"] + 1) % SMALL.num_places, "t": 1 - values["t"]}
+    after = net(*(values | {changed: other[changed]}).values(), plain)
+    assert (after - before).abs().max() > 1e-3
+
+
+@torch.inference_mode()
+def test_the_commit_pass_shows_attend_the_same_keys_and_values_as_the_full_pass():
+    net = small_net()
+    full, commit = ([[] for _ in range(SMALL.layers)] for _ in range(2))
+    given = inputs(1, SMALL.frames_per_block)
+    net(*given, cached(full))
+    net.commit(*given, cached(commit))
+    for a, b in zip(full, commit, strict=True):
+        assert torch.equal(a[0][0], b[0][0])
+        assert torch.equal(a[0][1], b[0][1])
+
+
+def test_a_configuration_survives_json_and_refuses_unknown_fields():
+    assert NetworkConfig.from_json(SMALL.to_json()) == SMALL
+    with pytest.raises(TypeError):
+        NetworkConfig.from_json('{"layers": 2, "colour": 1}')
+    with pytest.raises(ValueError, match="patch"):
+        NetworkConfig(image_size=100)
+
+
+def test_the_default_network_fits_fifteen_megabytes_of_float16():
+    assert sum(p.numel() for p in TinyWorldNet(NetworkConfig()).parameters()) * 2 < 15e6
+
+
+def test_the_schedule_falls_from_one_to_zero_and_is_shifted_towards_noise():
+    assert sampler.schedule(1, 2.0) == (1.0, 0.0)
+    assert sampler.schedule(2, 2.0) == pytest.approx((1.0, 2 * 0.5 / 1.5, 0.0))
+    assert sampler.schedule(4, 1.0) == pytest.approx((1.0, 0.75, 0.5, 0.25, 0.0))
+    with pytest.raises(ValueError, match="steps"):
+        sampler.schedule(0, 1.0)
+
+
+def test_a_sampler_that_knows_the_picture_arrives_at_it_from_any_noise():
+    picture, x = torch.full((1, 3, 3, 4, 4), 0.25), torch.randn(1, 3, 3, 4, 4)
+    noise, levels = x.clone(), sampler.schedule(5, 3.0)
+    for level, following in itertools.pairwise(levels):
+        x = sampler.step(x, picture, level, following)
+        expected = sampler.add_noise(picture, noise, torch.full((1, 3), following))
+        torch.testing.assert_close(x, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(x, picture)
+
+
+def test_places_have_distinct_names_and_words_and_the_keys_are_the_eight_of_the_protocol():
+    words = [word for place in PLACES for word in place.words]
+    assert len(PLACES) == NetworkConfig().num_places >= 6
+    assert len(set(words)) == len(words)
+    assert [place_index(place.name) for place in PLACES] == list(range(len(PLACES)))
+    assert "".join(KEYS) == "wasdijkl"

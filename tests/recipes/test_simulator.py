@@ -1,0 +1,152 @@
+"""The simulator of tiny-world: what each key does, and that places differ and seeds repeat."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from realtime_omni.models.tiny_world.places import KEYS, PLACES  # noqa: E402
+from recipes.tiny_world.simulator import (  # noqa: E402
+    LOOK_LIMIT,
+    MOVE,
+    PROP_CELL,
+    SIDE,
+    TURN,
+    A,
+    D,
+    I,
+    J,
+    K,
+    L,
+    Maps,
+    S,
+    Simulator,
+    W,
+    advance,
+    random_maps,
+)
+
+
+def room() -> Maps:
+    """One empty walled room, its props far away in a corner."""
+    solid = torch.zeros(1, SIDE, SIDE, dtype=torch.long)
+    solid[:, 0], solid[:, -1], solid[:, :, 0], solid[:, :, -1] = 1, 1, 1, 1
+    return Maps(solid, torch.tensor([[[1.5, 1.5]]]))
+
+
+def pose(x=7.0, y=7.0, degrees=0.0, pitch=0.0) -> torch.Tensor:
+    return torch.tensor([[x, y, math.radians(degrees), pitch]])
+
+
+def press(*keys: int) -> torch.Tensor:
+    held = torch.zeros(1, len(KEYS))
+    held[:, list(keys)] = 1
+    return held
+
+
+@pytest.fixture(scope="module")
+def simulator() -> Simulator:
+    return Simulator(48, "cpu", supersample=1)
+
+
+def picture(simulator: Simulator, at: torch.Tensor, place: int = 0, maps: Maps | None = None) -> torch.Tensor:
+    return simulator.picture(maps or room(), torch.tensor([place]), at)[0]
+
+
+def shift_of(before: torch.Tensor, after: torch.Tensor, reach: int = 10) -> int:
+    """Columns by which the middle of `before` moved to the right in `after`."""
+    side = before.shape[-1]
+
+    def error(shift: int) -> float:
+        seen = after[..., reach + shift : side - reach + shift]
+        return (seen - before[..., reach : side - reach]).abs().mean().item()
+
+    return min(range(-reach, reach + 1), key=error)
+
+
+def test_forward_moves_along_the_view_and_back_moves_against_it():
+    assert torch.allclose(advance(room(), pose(degrees=90), press(W)), pose(y=7 + MOVE, degrees=90), atol=1e-5)
+    assert torch.allclose(advance(room(), pose(), press(S)), pose(x=7 - MOVE), atol=1e-5)
+
+
+def test_left_and_right_move_sideways_and_a_diagonal_is_no_faster():
+    """With y down, looking along +x has its right hand at +y."""
+    assert torch.allclose(advance(room(), pose(), press(D)), pose(y=7 + MOVE), atol=1e-5)
+    assert torch.allclose(advance(room(), pose(), press(A)), pose(y=7 - MOVE), atol=1e-5)
+    step = advance(room(), pose(), press(W, D)) - pose()
+    assert step[0, :2].norm().item() == pytest.approx(MOVE, rel=1e-4)
+
+
+def test_l_turns_right_so_that_the_picture_flows_left_and_j_the_opposite(simulator):
+    start = pose(x=3.0, y=5.5)
+    right, left = advance(room(), start, press(L)), advance(room(), start, press(J))
+    assert right[0, 2].item() == pytest.approx(TURN)
+    assert left[0, 2].item() == pytest.approx(-TURN)
+    before = picture(simulator, start)
+    assert shift_of(before, picture(simulator, right)) < -1
+    assert shift_of(before, picture(simulator, left)) > 1
+
+
+def test_walking_towards_a_wall_makes_it_taller(simulator):
+    """Snow: walls are brown in the middle column, sky and ground are not."""
+    start = pose(x=9.0)
+    near = start
+    for _ in range(10):
+        near = advance(room(), near, press(W))
+
+    def wall_rows(at: torch.Tensor) -> int:
+        red, blue = picture(simulator, at, place=1)[[0, 2], :, 24]
+        return int((red > blue + 0.05).sum())
+
+    assert wall_rows(near) > wall_rows(start)
+
+
+def test_looking_up_lowers_the_horizon_and_stops_at_the_limit(simulator):
+    up = pose()
+    for _ in range(50):
+        up = advance(room(), up, press(I))
+    assert up[0, 3].item() == pytest.approx(LOOK_LIMIT)
+    assert advance(room(), pose(), press(K))[0, 3].item() < 0
+    level, raised = picture(simulator, pose(), place=1), picture(simulator, up, place=1)
+    assert raised[2, -16:].mean() < level[2, -16:].mean()  # white ground gives way to brown wall
+
+
+def test_a_wall_stops_the_walker_on_one_axis_and_lets_it_slide_on_the_other():
+    at = pose(x=12.75, degrees=45)
+    moved = advance(room(), at, press(W))
+    assert moved[0, 0].item() == pytest.approx(12.75)
+    assert moved[0, 1].item() > 7.0
+
+
+def test_every_place_looks_different(simulator):
+    maps = random_maps(1, torch.Generator().manual_seed(3), "cpu")
+    views = [picture(simulator, pose(), place, maps) for place in range(len(PLACES))]
+    for a in range(len(PLACES)):
+        for b in range(a):
+            assert (views[a] - views[b]).abs().mean() > 0.04
+
+
+def test_maps_are_walled_and_hold_their_props_on_marked_cells():
+    maps = random_maps(16, torch.Generator().manual_seed(0), "cpu")
+    edge = torch.cat((maps.solid[:, 0], maps.solid[:, -1], maps.solid[:, :, 0], maps.solid[:, :, -1]), dim=1)
+    assert bool(((edge > 0) & (edge <= 3)).all())
+    x, y = maps.props.long().unbind(-1)
+    assert bool((maps.solid[torch.arange(16)[:, None], y, x] == PROP_CELL).all())
+    assert int(maps.walls.max()) == 3
+
+
+def test_a_seed_repeats_its_clips_exactly_and_another_seed_differs(simulator):
+    one, same, other = (simulator.clips(2, 6, torch.Generator().manual_seed(seed)) for seed in (5, 5, 6))
+    assert torch.equal(one.frames, same.frames)
+    assert torch.equal(one.keys, same.keys)
+    assert not torch.equal(one.frames, other.frames)
+
+
+def test_a_clip_holds_what_its_keys_say(simulator):
+    clips = simulator.clips(3, 9, torch.Generator().manual_seed(2))
+    for frame in range(1, 9):
+        expected = advance(clips.maps, clips.pose[:, frame - 1], clips.keys[:, frame])
+        torch.testing.assert_close(clips.pose[:, frame], expected)
