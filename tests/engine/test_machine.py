@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.world_model import Expected, Replay, picture
+from engine.world_model import Event, Expected, Replay, picture
 from realtime_omni.engine import commands as c
 from realtime_omni.errors import (
     AbortedError,
@@ -62,6 +62,8 @@ somebody = st.integers(0, 11)
 """Mostly one of the live sessions, sometimes an id that nobody has; see ``pick``."""
 seeds = st.integers(0, 3)
 prompts = st.sampled_from(PROMPTS)
+words = st.tuples(st.sampled_from([1, 1, 1, 2, 0, -1]), st.none() | prompts, st.integers(-2, 2))
+"""How far the id rises above the highest one, a prompt, a control."""
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -83,7 +85,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.lives = 0
         self.last_generation = 0
         self.told = 0
-        for name in NAMES[:2]:
+        for name in NAMES[:PLACES]:
             self.create(name, seed=1, prompt=PROMPTS[0])
 
     # ------------------------------------------------------------------ rules
@@ -110,21 +112,49 @@ class EngineMachine(RuleBasedStateMachine):
         self.lives += 1
         self.live[name] = Expected(self.lives, seed, prompt, prompt)
 
-    @rule(who=somebody, step=st.integers(-2, 3), prompt=st.none() | prompts, dx=st.none() | st.integers(-2, 2))
-    def accept(self, who: int, step: int, prompt: str | None, dx: int | None) -> None:
+    @rule(who=somebody, said=st.lists(words, min_size=1, max_size=5))
+    def accept(self, who: int, said: list[tuple[int, str | None, int]]) -> None:
         name = self.pick(who)
-        if prompt is None and dx is None:
-            dx = 1
+        for step, prompt, dx in said:
+            session = self.live.get(name)
+            self.send(name, (max((session.floor if session else 0) + step, 0), prompt, dx))
+
+    def busy(self, name: str) -> None:
+        """Give a session a past and something that waits, so that what follows has something to get wrong."""
         session = self.live.get(name)
-        event = (max((session.floor if session else 0) + step, 0), prompt, dx)
+        if session is None or session.state != "active":
+            return
+        for prompt in PROMPTS[1:]:
+            self.send(name, (session.floor + 1, prompt, session.floor))
+            if prompt == PROMPTS[1]:
+                self.run_tick([name], doomed=None)
+
+    def send(self, name: str, event: Event) -> None:
+        session = self.live.get(name)
         fate = "gone" if session is None else session.fate(event)
-        controls = [] if dx is None else [move(dx)]
+        controls = [] if event[2] is None else [move(event[2])]
         error = SessionGoneError if session is None else REFUSALS.get(fate)
-        receipt = self.attempt(error, lambda: self.engine.accept(name, event[0], prompt=prompt, controls=controls))
+        receipt = self.attempt(error, lambda: self.engine.accept(name, event[0], prompt=event[1], controls=controls))
         if error is None:
             assert session is not None
             session.accept(event)
             assert (str(receipt.status), receipt.pending_event_count) == (fate, len(session.pending))
+
+    @rule(who=somebody, which=st.integers(0, 20), other=st.booleans())
+    def repeat(self, who: int, which: int, other: bool) -> None:
+        """An event that was sent before, as it was or with another payload."""
+        session = self.live.get(self.pick(who))
+        known = [] if session is None else [*session.applied.values(), *session.discarded.values(), *session.pending]
+        if not known:
+            return
+        event_id, prompt, dx = known[which % len(known)]
+        if other:
+            dx = 7
+        self.send(self.pick(who), (event_id, prompt, dx))
+
+    @rule()
+    def tick_all(self) -> None:
+        self.run_tick(sorted(self.live), doomed=None)
 
     @rule(members=st.sets(names, min_size=1))
     def tick(self, members: set[str]) -> None:
@@ -133,7 +163,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(who=somebody, members=st.sets(names), point=st.sampled_from(POINTS))
     def fail(self, who: int, members: set[str], point: str) -> None:
         name = self.pick(who)
-        together = sorted(members | {name})
+        together = [*sorted(members | {name}), name]  # a second call waits behind the one that fails
         with inject(self.engine, point, name, times=None):
             self.run_tick(together, doomed=name)
 
@@ -159,16 +189,18 @@ class EngineMachine(RuleBasedStateMachine):
         }[how]
         sent: list[int] = []
         with at(self.engine, point, lambda: sent.append(self.engine.send(command)), name):
-            self.run_tick(sorted(self.live), doomed=None, leaver=name, leaves_by=how)
+            self.run_tick([*sorted(self.live), name], doomed=None, leaver=name, leaves_by=how)
         assert self.engine.error(sent[0]) is None
         if how == "reset":
             session.reset(seed)
         elif how in ("close", "detach"):
             del self.live[name]
 
-    @rule(who=somebody, seed=st.none() | seeds)
-    def reset(self, who: int, seed: int | None) -> None:
+    @rule(who=somebody, seed=st.none() | seeds, busy=st.booleans())
+    def reset(self, who: int, seed: int | None, busy: bool) -> None:
         name = self.pick(who)
+        if busy:
+            self.busy(name)
         session = self.live.get(name)
         allowed = session is not None and session.state in ("active", "failed")
         self.attempt(None if allowed else StateError, lambda: self.engine.reset(name, seed=seed))
@@ -208,24 +240,20 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.new_notices()[-1].kind == "cleanup_failed"
         session.bury_failed(self.now)
 
-    @rule(who=somebody, grace=st.sampled_from([0.5, 3.0]))
-    def detach(self, who: int, grace: float) -> None:
-        name = self.pick(who)
-        session = self.live.get(name)
-        if session is None or session.state not in ("active", "failed"):
-            return
-        self.engine.detach(name, grace)
-        session.lease_until = self.now + grace
-
-    @rule(who=somebody)
-    def attach(self, who: int) -> None:
+    @rule(
+        who=somebody, grace=st.sampled_from([0.5, 3.0]), comes_back=st.booleans(), seconds=st.sampled_from([0.25, 3.0])
+    )
+    def leave(self, who: int, grace: float, comes_back: bool, seconds: float) -> None:
         name = self.pick(who)
         session = self.live.get(name)
         allowed = session is not None and session.state in ("active", "failed")
-        self.attempt(None if allowed else StateError, lambda: self.engine.attach(name))
         if allowed:
             assert session is not None
-            session.lease_until = None
+            self.engine.detach(name, grace)
+            session.lease_until = None if comes_back else self.now + grace
+        if comes_back:
+            self.attempt(None if allowed else StateError, lambda: self.engine.attach(name))
+        self.wait(seconds)
 
     @rule(seconds=st.sampled_from([0.25, 1.0, 2.5]))
     def wait(self, seconds: float) -> None:
@@ -297,6 +325,7 @@ class EngineMachine(RuleBasedStateMachine):
     ) -> None:
         """One chunk for every member, asked together; compare each outcome."""
         results = self.engine.next_all(members)
+        aborted: set[str] = set()
         for name, result in zip(members, results, strict=True):
             session = self.live.get(name)
             if session is None:
@@ -306,7 +335,9 @@ class EngineMachine(RuleBasedStateMachine):
             elif name == doomed:
                 assert isinstance(result, TickError)
                 session.fail(keep=self.keep)
-            elif name == leaver:
+            elif name == leaver and name not in aborted:
+                if leaves_by == "abort":
+                    aborted.add(name)  # only the chunk that ran; the call behind it gets the same chunk
                 kind = SessionGoneError if leaves_by in ("close", "detach") else AbortedError
                 assert isinstance(result, kind), result
             else:
@@ -318,7 +349,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=25,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
