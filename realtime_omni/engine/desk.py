@@ -7,6 +7,7 @@ from a running batch; it never computes. Refuse before change: a command that ra
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -18,7 +19,15 @@ from realtime_omni.engine.endings import Endings
 from realtime_omni.engine.entry import MAX_WAITERS, Entry, Waiter
 from realtime_omni.engine.front import Front
 from realtime_omni.engine.openings import Openings
-from realtime_omni.errors import AbortedError, CapacityError, ErrorCode, OmniError, SessionGoneError, StateError
+from realtime_omni.errors import (
+    AbortedError,
+    ArgumentError,
+    CapacityError,
+    ErrorCode,
+    OmniError,
+    SessionGoneError,
+    StateError,
+)
 from realtime_omni.models.base import SessionSetup
 from realtime_omni.session.lifecycle import Trigger
 from realtime_omni.session.registry import Registry
@@ -105,11 +114,8 @@ class Desk:
                 self._reset(entry, command)
             case c.Close():
                 self.close(entry, command.reason, command.ticket)
-            case c.Detach() if command.grace_s <= 0:
-                self.close(entry, "detached_expired", command.ticket)
             case c.Detach():
-                entry.lease_until_s = self._clock.now_s() + command.grace_s
-                self._front.ok(command.ticket, None, entry)
+                self._detach(entry, command)
             case c.Attach():
                 entry.session.lifecycle.require("attach")
                 entry.lease_until_s = None
@@ -122,7 +128,7 @@ class Desk:
         outputs = resolve_outputs(command.outputs, spec.artifacts)
         seed = int(check_event_id(command.seed, "seed"))
         session_id, generation = self._registry.claim(command.session_id)
-        usual = spec.start_prompts.get(command.start or "", spec.default_prompt)
+        usual = spec.start_prompts.get(self._start(command.start) or "", spec.default_prompt)
         prompt = usual if command.prompt is None else check_prompt(command.prompt)
         session = Session(
             session_id,
@@ -163,6 +169,22 @@ class Desk:
         if entry.flying_ticket == ticket:
             self._withdraw(entry, gone, False)
 
+    def _detach(self, entry: Entry, command: c.Detach) -> None:
+        grace_s = command.grace_s
+        if isinstance(grace_s, bool) or not isinstance(grace_s, (int, float)) or not math.isfinite(grace_s):
+            raise ArgumentError("grace_s must be a finite number of seconds", path="grace_s")
+        if grace_s <= 0:
+            self.close(entry, "detached_expired", command.ticket)
+            return
+        entry.lease_until_s = self._clock.now_s() + grace_s
+        self._front.ok(command.ticket, None, entry)
+
+    def _start(self, name: str | None) -> str | None:
+        known = self._consumer.spec.starts
+        if name is not None and name not in known:
+            raise ArgumentError(f"no start picture {name!r}; known: {', '.join(known) or 'none'}", path="start")
+        return name
+
     def _abort(self, entry: Entry) -> int | None:
         """Roll the running chunk back; returns its index, or None when nothing runs."""
         entry.session.lifecycle.require("abort")
@@ -187,7 +209,7 @@ class Desk:
             prompt=old.prompt if command.prompt is None else check_prompt(command.prompt),
             seed=old.seed if command.seed is None else int(check_event_id(command.seed, "seed")),
             image=command.image if fresh_picture else old.image,
-            start=command.start if fresh_picture else old.start,
+            start=self._start(command.start) if fresh_picture else old.start,
         )
         self._consumer.check_setup(setup)  # a refused reset does not cost the running tick
         stopped = AbortedError("the session was reset")

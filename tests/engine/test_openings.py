@@ -180,6 +180,8 @@ def test_a_taken_id_is_refused_and_its_owner_goes_on() -> None:
         ({"seed": 2**53 + 1}, "seed"),
         ({"prompt": "  "}, "prompt"),
         ({"prompt": "unheard of"}, "prompt"),
+        ({"start": ["snow"]}, "start"),
+        ({"start": 3}, "start"),
         ({"outputs": ()}, "outputs"),
         ({"outputs": ("frames", "frames")}, "outputs"),
         ({"outputs": ("depth",)}, "outputs"),
@@ -345,6 +347,14 @@ def test_a_refused_reset_changes_nothing_and_lets_the_running_tick_finish() -> N
     assert engine.view("a").epoch == 0
 
 
+def test_a_start_that_is_no_name_is_refused_by_a_reset_too() -> None:
+    engine = engine_with("a")
+    with pytest.raises(ArgumentError) as refused:
+        engine.reset("a", start=["snow"])
+    assert refused.value.path == "start"
+    assert engine.next("a").chunk_index == 1
+
+
 def test_a_reset_tells_everybody_who_waited_for_a_chunk() -> None:
     engine = engine_with("a")
     tickets = [engine.post_next("a") for _ in range(3)]
@@ -404,6 +414,15 @@ def test_detaching_without_grace_closes_at_once() -> None:
     engine.detach("a", 0)
     assert engine.kinds("a") == ["closed"]
     assert engine.runner.pages()[0] == 0
+
+
+@pytest.mark.parametrize("grace", [float("nan"), float("inf"), True, "10", None], ids=repr)
+def test_a_grace_that_is_no_time_is_refused_instead_of_lasting_for_ever(grace: Any) -> None:
+    engine = engine_with("a")
+    with pytest.raises(ArgumentError) as refused:
+        engine.detach("a", grace)
+    assert refused.value.path == "grace_s"
+    assert engine.view("a").attached
 
 
 def test_an_expired_lease_acts_during_a_running_tick_after_it_and_tells_the_waiter() -> None:
