@@ -69,6 +69,7 @@ class ModelRunner:
         self.faults: FaultHook = no_faults
         self._synchronize = synchronize
         self._residents: dict[SessionId, _Resident] = {}
+        self._total_pages = book.statistics().total_pages - 1  # the null page is nobody's
 
     @property
     def spec(self) -> ModelSpec:
@@ -131,8 +132,8 @@ class ModelRunner:
         return "CUDA error" in str(error) or "device-side assert" in str(error)
 
     def pages(self) -> tuple[int, int]:
-        total = self.book.statistics().total_pages - 1  # the null page is nobody's
-        return total - self.book.free_pages, total
+        """Constant time, and safe to call from other threads: a full count would walk tables that a tick changes."""
+        return self._total_pages - self.book.free_pages, self._total_pages
 
     def pages_of(self, session_id: SessionId) -> int:
         return len(self.book.pages_of(session_id)) if session_id in self.book else 0

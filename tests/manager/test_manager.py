@@ -352,6 +352,18 @@ async def test_statistics_count_what_happened() -> None:
         assert (s.pages_used, s.pages_total, s.state_bytes, s.mean_batch) == (2, total, 16, 1.0)
 
 
+async def test_statistics_and_health_walk_no_table_that_the_engine_changes_meanwhile() -> None:
+    async with running() as manager:
+        await (await manager.create_session("a")).next_chunk()
+
+        def walk() -> None:
+            raise RuntimeError("dictionary changed size during iteration")
+
+        manager._engine.consumer.book.pool.statistics = walk  # type: ignore[attr-defined]
+        assert manager.statistics().pages_used == 2
+        assert manager.health().ok
+
+
 async def test_sessions_share_batches() -> None:
     async with running() as manager:
         sessions: list[Session] = [await manager.create_session(n, seed=i) for i, n in enumerate("abc")]
