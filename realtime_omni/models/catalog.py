@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from realtime_omni.errors import ConfigError, ErrorCode
+from realtime_omni.errors import ConfigError, ErrorCode, OmniError
 
 if TYPE_CHECKING:
     from realtime_omni.config import Config
@@ -64,7 +64,12 @@ def load_class(name: str) -> type[Any]:
 def build(config: Config) -> WorldModel:
     """The configured model, loaded."""
     cls = load_class(config.model)
-    model = cls.from_config(config) if hasattr(cls, "from_config") else cls()
+    try:
+        model = cls.from_config(config) if hasattr(cls, "from_config") else cls()
+    except OmniError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"model {config.model!r} could not be loaded: {error}", path="model") from error
     missing = [n for n in ("spec", "open", "understand", "new_reducer", "step") if not hasattr(model, n)]
     if missing:
         raise ConfigError(f"model {config.model!r} lacks {', '.join(missing)}", path="model")

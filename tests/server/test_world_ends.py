@@ -76,6 +76,7 @@ async def test_a_release_that_fails_after_a_lost_socket_is_a_visible_tombstone(m
     hub.close()
 
 
+@pytest.mark.req("AC-43")
 async def test_close_is_answered_by_exactly_one_terminal_message(manager: FakeManager, hub: WorldHub) -> None:
     manager.hold()
     client = Client(hub)
@@ -92,6 +93,7 @@ async def test_close_is_answered_by_exactly_one_terminal_message(manager: FakeMa
     assert not manager.live
 
 
+@pytest.mark.req("AC-43")
 async def test_a_failed_session_ends_with_one_terminal_message(manager: FakeManager, hub: WorldHub) -> None:
     manager.failures.append(TickError("broken"))
     client = Client(hub)
@@ -122,6 +124,7 @@ async def test_an_operator_who_deletes_the_session_ends_it_once(manager: FakeMan
     assert [word.reason for word in last_words(client)] == ["operator"]
 
 
+@pytest.mark.req("AC-43")
 async def test_a_lost_socket_has_no_last_word_and_the_next_connection_has_exactly_one(
     manager: FakeManager, hub: WorldHub
 ) -> None:
