@@ -342,14 +342,14 @@ class Engine:
             return
         if flight.run is not None:
             flight.run.drop(flight.row)
-        if flight.waiter is not None:
+        if flight.waiter is None:
+            return
+        if self.consumer.abortable or ends:
             self.counters.chunks_aborted += 1
-            if self.consumer.abortable or ends:
-                entry.session.abort_tick()
-            else:
-                entry.session.fail_tick()
-                self._endings.release_failed_session(entry)
+            entry.session.abort_tick()
             self._front.fail(flight.waiter.ticket, error, entry)
+        else:
+            self._fail(entry, flight.waiter, error)
 
     def _settle_tick(self, flight: Flight, batch: int) -> None:
         entry, run, result = flight.entry, flight.run, flight.result

@@ -37,6 +37,9 @@ class SlowWorker:
         self.done: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
+        self.tick_gate = asyncio.Event()
+        self.tick_gate.set()
+        self.ticks = 0
         self.fail_ticks = False
         self.fail_calls = 0
 
@@ -45,6 +48,8 @@ class SlowWorker:
     ) -> AsyncIterator[Any]:
         tick = TickRequest.from_extra_args(sampling_params_list[0]["extra_args"])
         assert tick is not None
+        self.ticks += 1
+        await self.tick_gate.wait()
         yield {
             "error": "out of memory" if self.fail_ticks else None,
             "multimodal_output": {
@@ -116,6 +121,26 @@ async def test_stop_waits_for_the_worker_to_let_go() -> None:
     worker.gate.set()
     await stopping
     assert sorted(worker.done) == ["close a", "close b"]
+
+
+async def test_an_abort_whose_effect_at_the_worker_is_unknown_fails_the_session_and_everybody_is_told() -> None:
+    worker = SlowWorker()
+    async with managed(worker) as manager:
+        session = await manager.create_session("a")
+        notices: list[str] = []
+        session.subscribe(lambda notice: notices.append(f"{notice.kind} {notice.code}"))
+        worker.tick_gate.clear()
+        chunks = [asyncio.create_task(session.next_chunk()) for _ in range(2)]
+        while not worker.ticks:
+            await asyncio.sleep(0.001)
+        assert await session.abort() == 0
+        outcomes = await asyncio.gather(*chunks, return_exceptions=True)
+        assert [getattr(o, "code", o) for o in outcomes] == ["aborted", "session_failed"]
+        assert session.state == "failed"
+        assert notices == ["failed aborted"]
+        worker.tick_gate.set()
+        await session.reset()
+        assert (await session.next_chunk()).chunk_index == 0
 
 
 async def test_closes_that_overlap_at_a_slow_worker_are_one_call_and_one_outcome() -> None:
