@@ -274,6 +274,21 @@ async def test_stop_answers_everybody_and_ends_the_thread() -> None:
     assert not manager.health().ok
 
 
+async def test_stop_is_orderly_although_a_session_can_never_be_cleaned_up() -> None:
+    closed: list[Any] = []
+
+    class Model(TinyKVWorld):
+        def close(self, state: Any) -> None:
+            closed.append(state)
+
+    async with SessionManager(Model(), small_config()) as manager:
+        for name in "abc":
+            await manager.create_session(name)
+        inject(manager, "release", "a", times=None)
+    assert len(closed) == 2  # b and c; and no exception has escaped from the engine's thread
+    assert manager._thread.pulse().fatal is None
+
+
 async def test_a_model_that_cannot_be_built_raises_at_start() -> None:
     with pytest.raises(ConfigError):
         await SessionManager("realtime_omni.errors:Missing").start()
