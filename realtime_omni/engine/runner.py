@@ -12,6 +12,7 @@ One run is one batch::
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,8 @@ from realtime_omni.models.base import (
     WorldModel,
 )
 from realtime_omni.session.values import SessionEvent, SessionId
+
+log = logging.getLogger(__name__)
 
 FaultHook = Callable[[str, Sequence[SessionId]], None]
 """Called before every named piece of work with the sessions it serves; a test makes it raise."""
@@ -148,8 +151,12 @@ class ModelRunner:
         assert set(self.book.sessions) == set(self._residents), "KV places and resident sessions differ"
 
     def close(self) -> None:
+        """The end of the process's use: every session is dropped as well as it can be."""
         for session_id in tuple(self._residents):
-            self._drop(session_id)
+            try:
+                self._drop(session_id)
+            except Exception:
+                log.exception("cleanup failed at the end session_id=%s", session_id)
 
     def resident(self, session_id: SessionId) -> _Resident:
         return self._residents[session_id]
