@@ -149,6 +149,9 @@ class Desk:
         self._openings.begin(entry, command.ticket)
 
     def _ask(self, entry: Entry, command: c.Next) -> None:
+        cancelled, entry.cancelled = entry.cancelled, {t for t in entry.cancelled if t > command.ticket}
+        if command.ticket in cancelled:
+            raise AbortedError("the caller went away")
         entry.session.require_tick()
         if len(entry.waiters) >= MAX_WAITERS:
             raise CapacityError(f"{MAX_WAITERS} calls of next_chunk wait already")
@@ -166,8 +169,10 @@ class Desk:
                 entry.waiters.remove(waiter)
                 self._front.fail(ticket, gone, entry)
                 return
-        if entry.flying_ticket == ticket:
+        if entry.flying and entry.flying_ticket == ticket:
             self._withdraw(entry, gone, False)
+        else:
+            entry.cancelled.add(ticket)  # it waits in the work lane, which this command has overtaken, or is answered
 
     def _detach(self, entry: Entry, command: c.Detach) -> None:
         grace_s = command.grace_s

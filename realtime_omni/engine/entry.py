@@ -40,6 +40,8 @@ class Entry:
     created_at_s: float
     last_used_at_s: float
     waiters: deque[Waiter] = field(default_factory=deque)
+    cancelled: set[int] = field(default_factory=set)
+    """Tickets of ``next_chunk`` calls that were cancelled before the engine saw them; forgotten when a later one comes."""
     opening: list[int] = field(default_factory=list)
     """Tickets (create, or reset) to answer when the prefill is done."""
     awaits_prefill: bool = False

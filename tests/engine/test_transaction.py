@@ -158,6 +158,36 @@ def test_two_calls_of_next_chunk_never_share_a_batch_and_get_successive_chunks()
     assert [sessions for what, sessions in work if what == "forward:1"] == [("a",), ("a",)]
 
 
+@pytest.mark.parametrize("point", [None, "forward:1", "sync"])
+def test_a_cancelled_call_costs_no_chunk_wherever_its_command_is(point: str | None) -> None:
+    """None: still in the inbox, where the cancel, being control, overtakes it."""
+    engine, _, work = watched()
+    engine.create("a")
+    first, second = engine.post_next("a"), engine.post_next("a")
+    cancel = c.Cancel(ticket=0, session_id=SessionId("a"), target=first)
+    if point is None:
+        engine.send(cancel)
+        engine.cycle(2)
+        assert [what for what, _ in work].count("forward:1") == 1
+    else:
+        with at(engine, point, lambda: engine.send(cancel)):
+            engine.cycle(3)
+    assert engine.error(first).code == "aborted"  # type: ignore[union-attr]
+    assert engine.result(second).chunk_index == 0
+
+
+def test_a_cancel_that_comes_too_late_changes_nothing_and_is_not_kept() -> None:
+    engine, _, _ = watched()
+    engine.create("a")
+    for index in range(100):
+        ticket = engine.post_next("a")
+        engine.cycle()
+        engine.send(c.Cancel(ticket=0, session_id=SessionId("a"), target=ticket))
+        engine.cycle()
+        assert engine.result(ticket).chunk_index == index
+    assert len(engine.engine.registry.get("a").cancelled) <= 1
+
+
 # ---------------------------------------------------------------------- what commits
 
 
