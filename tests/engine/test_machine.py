@@ -10,7 +10,8 @@ Faults that were seeded into a copy of the code, one by one, each found by this 
 - ``finish_reset`` keeps the prompt, the controls or the epoch; the intake's floor falls in ``discard_pending``
 - a discarded event is answered ``duplicate``; ``recall`` ignores the payload
 - ``BatchRun.rollback`` keeps the reservation; ``precommit`` publishes the model's state before it can fail
-- ``_withdraw`` leaves the row in the batch; ``_drive`` gives the whole batch the error of one row
+- ``_withdraw`` leaves the row in the batch, or commits it; ``_drive`` gives the whole batch the error of one row
+- the calls behind a failed one are kept waiting; a failed session ticks; a tombstone is reset
 - ``_fail`` does not release under ``on_failure: release``; rollback is allowed after a release
 - ``Endings._bury`` leaves the id taken; a failed release is not tried again, or is tried without a pause
 - eviction without a notice; a lease that never expires; ``attach`` that does not end the lease
