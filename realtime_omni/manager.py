@@ -355,12 +355,12 @@ class SessionManager:
         )
         future = self.send(command)
         try:
-            view = await asyncio.shield(future)
+            handle = await asyncio.shield(future)
         except asyncio.CancelledError:
             future.add_done_callback(self._close_unwanted)
             raise
-        assert isinstance(view, c.SessionView)
-        return self._handle(view)
+        assert isinstance(handle, Session)
+        return handle
 
     def get_session(self, session_id: str) -> Session:
         """Raises SessionGoneError: closed (``session_gone``) or never known (``session_not_found``)."""
@@ -484,7 +484,7 @@ class SessionManager:
     def _close_unwanted(self, future: asyncio.Future[Any]) -> None:
         """A create whose caller was cancelled has nobody to close it."""
         if not future.cancelled() and future.exception() is None:
-            view = future.result()
+            view = future.result().view
             try:
                 self.post(c.Close(ticket=0, session_id=view.session_id, generation=view.generation, reason="client"))
             except OmniError:
@@ -507,8 +507,11 @@ class SessionManager:
     def _deliver_answer(self, answer: c.Answer) -> None:
         if answer.view is not None and answer.view.session_id in self._handles:
             self._handles[answer.view.session_id]._see(answer.view)
-        if isinstance(answer.value, c.SessionView):
-            self._handle(answer.value)  # before any notice about it is delivered
+        value = answer.value
+        if isinstance(value, c.SessionView):
+            value = self._handle(
+                value
+            )  # now: the next notice may already end the session, and a handle made later would stay
         future = self._futures.pop(answer.ticket, None)
         if future is None or future.done():
             return
@@ -516,7 +519,7 @@ class SessionManager:
             future.set_exception(answer.error)
             future.exception()  # a caller that went away has not "forgotten" it
         else:
-            future.set_result(answer.value)
+            future.set_result(value)
 
     def _deliver_notice(self, notice: c.Notice) -> None:
         handle = self._handles.get(notice.session_id)

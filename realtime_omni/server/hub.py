@@ -136,6 +136,7 @@ class WorldHub:
                 await asyncio.shield(door.close("client"))
             raise
         self._say_started(record, model, command, codec)
+        self.bury_if_unknown(record)  # evicted or closed before anybody could subscribe
         _log.info(
             "session started session=%s connection=%s format=%s fps=%g cadence=%s",
             record.id, connection.id, command.format, fps, command.cadence,
@@ -311,8 +312,10 @@ class WorldHub:
     def bury_if_unknown(self, record: WireSession) -> None:
         """End the record of a session that the manager does not know any more (its notice was missed)."""
         try:
-            self.manager.get_session(record.id)
+            known = self.manager.get_session(record.id) is record.door  # else a later one of the same name
         except SessionGoneError:
+            known = False
+        if not known:
             self.sessions.finish(record, "failed", WireCode.SESSION_GONE, "the session is gone")
 
     async def _open_lane(
