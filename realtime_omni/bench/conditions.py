@@ -6,7 +6,7 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -62,6 +62,24 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 def summary(values: Sequence[float], *shares: float) -> dict[str, float | None]:
     return {f"p{share * 100:g}": percentile(values, share) for share in shares}
+
+
+def histogram_percentile(counts: Mapping[float, float], share: float) -> float | None:
+    """Of a cumulative histogram (upper bound -> how many are at or below it), straight within a bucket; None of nothing.
+
+    What lies beyond the last finite bound is given as that bound: at least so much."""
+    bounds = sorted(counts)
+    if not bounds or counts[bounds[-1]] <= 0:
+        return None
+    rank = counts[bounds[-1]] * share
+    low = below = 0.0
+    for bound in bounds:
+        if counts[bound] >= rank and counts[bound] > below:
+            if math.isinf(bound):
+                return low
+            return low + (bound - low) * (rank - below) / (counts[bound] - below)
+        low, below = bound, counts[bound]
+    return low
 
 
 def _version(package: str) -> str:

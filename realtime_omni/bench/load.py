@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import websockets
+from websockets.typing import Subprotocol
 
 from realtime_omni_protocols.world_frames import unpack_frame
 
-SUBPROTOCOL = "realtime-omni.world.v1"
+SUBPROTOCOL = Subprotocol("realtime-omni.world.v1")
 HELD = "realtime_omni.held_keys.v1"
 KEYS = ("w", "w", "w", "a", "d", "j", "l", "i", "k", "")
 
@@ -148,7 +149,8 @@ class Client:
                 next_key = time.perf_counter() + self._random.uniform(0.5, 2.0) * self._period_s
                 asyncio.get_running_loop().call_later(
                     self._random.random() * self._period_s,
-                    lambda socket=ws: asyncio.ensure_future(self._quiet_keys(socket)),
+                    self._press,
+                    ws,
                 )
             chunk = await self._sock.chunk(self._frames, self._args.format)
             got = self._sock.first_frame_at
@@ -177,6 +179,9 @@ class Client:
         if player is not None:
             player.cancel()
         await self._close(ws)
+
+    def _press(self, ws: Any) -> None:
+        self._pressing = asyncio.ensure_future(self._quiet_keys(ws))
 
     async def _quiet_keys(self, ws: Any) -> None:
         try:
@@ -211,7 +216,11 @@ class Client:
         sock.seq = last_seq
         self._sock = sock
         self._resume_began = began
-        sock.on_frame = lambda at: self._record.resume_ms.append((at - began) * 1000)
+
+        def frame_came(at: float) -> None:
+            self._record.resume_ms.append((at - began) * 1000)
+
+        sock.on_frame = frame_came
         return fresh
 
     async def _ack(self, ws: Any, displayed: int) -> None:

@@ -9,9 +9,13 @@ Definitions (all times in milliseconds):
 - ``time_to_first_chunk_ms``: ``session.start`` sent to the first chunk's last frame (paced: first frame) received.
 - ``chunk_latency_ms``: paced: waiting for the batch + tick + encode, as the server reports them; on demand: event and
   next sent to the chunk's last frame received.
-- ``control_plane_ms``: on demand only: that turnaround less the tick (model included) and the encoder; it therefore
-  holds the wire, both event loops, the doors of the engine, and the client's own work, an upper bound for the
-  server's share.
+- ``control_plane_ms``: the server's own histogram ``realtime_omni_control_plane_seconds``: per block, from the event or
+  ``session.next`` received at the socket (or the block's earliest allowed start, if later) to the chunk's last frame
+  handed to the socket, less the time inside the model and inside the encoder. Waiting for a thread, a lock, a processor
+  or another session's block is in it. The difference of two readings, after the warm-up and at the end;
+  percentiles are interpolated within a bucket.
+- ``client_control_plane_ms``: on demand only: the client's turnaround less the server's tick (model included) and
+  encode; it therefore holds the wire and the client's own work as well.
 - ``key_to_chunk_ms``: event sent to the first frame of the chunk that names it received.
 - ``continuous_play_ratio``: share of chunks that came before they were due; the first chunk and one block of buffer
   set the clock.
@@ -35,12 +39,17 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from realtime_omni.bench.conditions import commit, hardware, software, summary
+from realtime_omni.bench.conditions import commit, hardware, histogram_percentile, software, summary
 
 START_LIMIT_S = 120.0
 RSS_AFTER_CHUNKS = 500
+CONTROL_PLANE = (
+    "measured by the server, per block: event or next received at the socket (or the earliest allowed start, if later) "
+    "to the last frame handed to the socket, less the time inside the model and inside the encoder"
+)
 
 
 @contextlib.contextmanager
@@ -81,39 +90,69 @@ def _tail(process: subprocess.Popen[bytes]) -> str:
     return process.stderr.read()[-500:].decode(errors="replace")
 
 
-async def watch_memory(address: str, pid: int, done: asyncio.Event) -> dict[str, float | None]:
-    """Resident memory once 500 chunks were made, and at the end."""
+@dataclass(slots=True)
+class Seen:
+    """What the server said of itself during the load."""
+
+    rss_mb: dict[str, float | None]
+    control_s: dict[float, float]
+    """The control plane's histogram between warm-up and end: upper bound -> blocks at or below it."""
+
+
+async def watch(address: str, pid: int | None, warm_up: int, done: asyncio.Event) -> Seen:
+    """Resident memory once 500 chunks were made and at the end; the histogram without its first ``warm_up`` blocks.
+
+    Scraping costs the server some milliseconds, so it ends with the warm-up."""
+    began = await asyncio.to_thread(_scrape, address)
+    before: dict[float, float] | None = None
+    start = None
+    while not done.is_set():
+        if before is None or start is None:
+            seen = await asyncio.to_thread(_scrape, address)
+            made = seen.blocks - began.blocks
+            if before is None and made >= warm_up:
+                before = seen.control_s
+            if start is None and made >= RSS_AFTER_CHUNKS:
+                start = _rss_mb(pid)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(done.wait(), 0.5)
+    after = (await asyncio.to_thread(_scrape, address)).control_s
+    between = {bound: count - (before or began.control_s).get(bound, 0.0) for bound, count in after.items()}
+    return Seen({"start": start, "end": _rss_mb(pid)}, between)
+
+
+def _rss_mb(pid: int | None) -> float | None:
     import psutil
 
-    process = psutil.Process(pid)
-    start = None
-    last = 0.0
-    while not done.is_set():
-        with contextlib.suppress(psutil.Error):
-            last = process.memory_info().rss / 2**20
-        if start is None and await asyncio.to_thread(_chunks_made, address) >= RSS_AFTER_CHUNKS:
-            start = last
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(done.wait(), 1.0)
-    with contextlib.suppress(psutil.Error):
-        last = process.memory_info().rss / 2**20
-    return {"start": None if start is None else round(start, 1), "end": round(last, 1)}
-
-
-def _chunks_made(address: str) -> float:
-    """The server's own counter of committed blocks."""
     try:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=2) as answer:
+        return None if pid is None else round(psutil.Process(pid).memory_info().rss / 2**20, 1)
+    except psutil.Error:
+        return None
+
+
+class _Scraped(NamedTuple):
+    blocks: float
+    control_s: dict[float, float]
+
+
+def _scrape(address: str) -> _Scraped:
+    """The server's counter of committed blocks, and the control plane's histogram."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
             text = answer.read().decode()
     except (urllib.error.URLError, OSError):
-        return 0.0
+        return _Scraped(0.0, {})
+    blocks, control_s = 0.0, {}
     for line in text.splitlines():
-        if line.startswith("realtime_omni_blocks_total"):
-            return float(line.rsplit(" ", 1)[1])
-    return 0.0
+        name, _, value = line.rpartition(" ")
+        if name == "realtime_omni_blocks_total":
+            blocks = float(value)
+        elif name.startswith("realtime_omni_control_plane_seconds_bucket"):
+            control_s[float(name.split('"')[1])] = float(value)
+    return _Scraped(blocks, control_s)
 
 
-async def run_load(args: argparse.Namespace, address: str, pid: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+async def run_load(args: argparse.Namespace, address: str, pid: int | None) -> tuple[dict[str, Any], Seen]:
     command = [sys.executable, "-m", "realtime_omni.bench.load", "--url", f"ws://{address}/v1/realtime/world"]
     command += ["--sessions", str(args.sessions), "--chunks", str(args.chunks), "--hz", str(args.hz)]
     command += [
@@ -131,17 +170,17 @@ async def run_load(args: argparse.Namespace, address: str, pid: int | None) -> t
     if args.resume:
         command.append("--resume")
     done = asyncio.Event()
-    memory = asyncio.create_task(watch_memory(address, pid, done)) if pid is not None else None
+    watching = asyncio.create_task(watch(address, pid, args.sessions * args.warm_up, done))
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = await process.communicate()
     done.set()
-    rss = await memory if memory is not None else {"start": None, "end": None}
+    seen = await watching
     if process.returncode != 0:
         raise SystemExit(f"the clients failed: {err[-800:].decode(errors='replace')}")
-    return json.loads(out), rss
+    return json.loads(out), seen
 
 
-def report(args: argparse.Namespace, got: dict[str, Any], rss: dict[str, Any], start_s: float | None) -> dict[str, Any]:
+def report(args: argparse.Namespace, got: dict[str, Any], seen: Seen, start_s: float | None) -> dict[str, Any]:
     seconds = got["ended_s"] - got["started_s"]
     paced = args.cadence == "paced"
     expected = args.sessions * args.chunks
@@ -171,6 +210,7 @@ def report(args: argparse.Namespace, got: dict[str, Any], rss: dict[str, Any], s
             "warm_up_chunks_per_session": args.warm_up,
             "seconds": round(seconds, 1),
             "population": {"chunks": got["chunks"], "sessions": got["sessions"]},
+            "control_plane": CONTROL_PLANE,
         },
         "valid": not wrong,
         "wrong": wrong[:10],
@@ -179,12 +219,18 @@ def report(args: argparse.Namespace, got: dict[str, Any], rss: dict[str, Any], s
         "chunk_latency_ms": summary(warm, 0.5, 0.95, 0.99),
         "fps": round(got["frames"] / seconds, 2) if seconds else None,
         "continuous_play_ratio": round(got["met"] / got["deadlines"], 4) if got["deadlines"] else None,
-        "control_plane_ms": summary(control, 0.5, 0.99),
+        "control_plane_ms": {f"p{share * 100:g}": _milliseconds(seen.control_s, share) for share in (0.5, 0.9, 0.99)},
+        "client_control_plane_ms": summary(control, 0.5, 0.99),
         "key_to_chunk_ms": summary(got["key_to_chunk_ms"], 0.5, 0.95),
         "resume_ms": summary(got["resume_ms"], 0.5, 0.95),
-        "rss_mb": rss,
+        "rss_mb": seen.rss_mb,
         "bytes_per_s": round(got["bytes"] / seconds) if seconds else None,
     }
+
+
+def _milliseconds(counts: dict[float, float], share: float) -> float | None:
+    seconds = histogram_percentile(counts, share)
+    return None if seconds is None else round(seconds * 1000, 3)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -218,12 +264,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     args = parse(argv)
     if args.connect:
-        got, rss = asyncio.run(run_load(args, args.connect, None))
-        result = report(args, got, rss, None)
+        got, seen = asyncio.run(run_load(args, args.connect, None))
+        result = report(args, got, seen, None)
     else:
         with server(args) as (address, pid, start_s):
-            got, rss = asyncio.run(run_load(args, address, pid))
-        result = report(args, got, rss, start_s)
+            got, seen = asyncio.run(run_load(args, address, pid))
+        result = report(args, got, seen, start_s)
     if args.json:
         print(json.dumps(result, indent=2))
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -61,6 +62,8 @@ class EncodeLane:
         self._encoder = encoder
         self._running: asyncio.Future[list[EncodedFrame]] | None = None
         self._closed = False
+        self.worked_s = 0.0
+        """How long the latest call worked in its thread; the wait for a thread is not in it."""
 
     async def encode(self, frames: Sequence[npt.NDArray[np.generic]], *, key: bool = False) -> list[EncodedFrame]:
         """Encode the frames in order; ``key`` makes the first of them a key frame.
@@ -76,9 +79,12 @@ class EncodeLane:
         return await asyncio.shield(self._running)
 
     def _work(self, frames: tuple[npt.NDArray[np.generic], ...], key: bool) -> list[EncodedFrame]:
+        began_s = time.perf_counter()
         if key:
             self._encoder.request_key()
-        return [EncodedFrame(*self._encoder.encode(frame)) for frame in frames]
+        encoded = [EncodedFrame(*self._encoder.encode(frame)) for frame in frames]
+        self.worked_s = time.perf_counter() - began_s
+        return encoded
 
     def close(self) -> None:
         """Free the encoder, after the call that is still running. Safe to call twice."""

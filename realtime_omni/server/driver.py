@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from typing import TYPE_CHECKING
 
 from realtime_omni.errors import AbortedError, ErrorCode, OmniError, SessionGoneError
@@ -36,9 +37,21 @@ class Driver:
         self._changed = changed
         self._record: WireSession | None = None
         self._not_before: float | None = None
+        self._since_s = 0.0
 
     def attach(self, record: WireSession) -> None:
         self._record = record
+        self._since_s = time.perf_counter()
+
+    @property
+    def may_start(self) -> bool:
+        """Nothing but the media clock keeps a block from being started."""
+        record = self._record
+        return record is not None and not record.resetting and record.stream.may_start_block()
+
+    def heard(self, at_s: float) -> None:
+        """A message that the next block waits for, or reflects, came from the socket (``time.perf_counter``)."""
+        self._since_s = max(self._since_s, at_s)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -67,7 +80,7 @@ class Driver:
             _log.info("session stalled session=%s", record.id)
             await self._hub.close_session(record, "stalled")
             return None
-        if record.resetting or not stream.may_start_block():
+        if not self.may_start:
             return stalled_at
         start_at = record.pacer.start_at(stream.generated) if stream.cadence == "paced" else None
         if self._not_before is not None:
@@ -77,9 +90,11 @@ class Driver:
             return None if look_at == math.inf else look_at
         if start_at is not None:
             self._hub.metrics.observe("start_lateness_seconds", now - start_at)
+            self.heard(time.perf_counter() - (now - start_at))
         self._not_before = None
         record.pacer.started()
         await self._block(record, now)
+        self._since_s = time.perf_counter()  # not before now could the next one be begun
         return now
 
     def _stalled_at(self, record: WireSession) -> float | None:
@@ -91,10 +106,10 @@ class Driver:
         return min((at for at in deadlines if at is not None), default=None)
 
     async def _block(self, record: WireSession, started_s: float) -> None:
-        sending = False
+        sending, since_s = False, self._since_s
         try:
             chunk = await record.door.next_chunk(record.outputs)
-            sending = record.emit_chunk(chunk, started_s, self._clock.now_s)
+            sending = record.emit_chunk(chunk, started_s, self._clock.now_s, since_s)
         except AbortedError:
             return  # the abort's own answer says so; the block is asked for again
         except SessionGoneError:

@@ -39,6 +39,10 @@ class Batch:
     entries: tuple[Entry, ...]
     replay: bool = False
     sent: Callable[[], None] | None = None
+    since_s: float | None = None
+    """A block that is measured: when it could first have been begun (``time.perf_counter``)."""
+    model_s: float = 0.0
+    """How much of that time the model worked."""
 
 
 Item = Batch | AnyServerMessage | Close
@@ -170,8 +174,15 @@ class Sender:
             header = entry.header(format=self.format, key=is_key, payload_bytes=len(payload), replay=batch.replay)
             async with self._lock:
                 await self._transport.send(self._side.send_frame(header, payload))
+        if batch.since_s is not None:
+            assert self.lane is not None
+            other_s = batch.model_s + self.lane.worked_s
+            asyncio.get_running_loop().call_soon(self._measure, batch.since_s + other_s)  # behind the socket's write
         self._metrics.count("frames_total", len(frames), format=self.format)
         self._metrics.count("media_bytes_total", sum(len(frame.payload) for frame in encoded), format=self.format)
+
+    def _measure(self, ideal_s: float) -> None:
+        self._metrics.observe("control_plane_seconds", max(0.0, time.perf_counter() - ideal_s))
 
     async def _encode(self, media: Sequence[object]) -> list[EncodedFrame]:
         assert self.lane is not None

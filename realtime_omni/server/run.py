@@ -12,8 +12,9 @@ import logging
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -23,7 +24,7 @@ from realtime_omni.config import Config
 from realtime_omni.errors import ConfigError
 from realtime_omni.server.app import create_app
 from realtime_omni.server.settings import ServerSettings
-from realtime_omni.server.transport import ABORT_KEY
+from realtime_omni.server.transport import ABORT_KEY, RECEIVED_KEY
 
 if TYPE_CHECKING:
     from realtime_omni.manager import SessionManager
@@ -148,8 +149,21 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _Arrivals(asyncio.Queue[Any]):
+    """uvicorn's queue of ASGI messages; each says when it came."""
+
+    def _put(self, item: Any) -> None:
+        item[RECEIVED_KEY] = time.perf_counter()
+        super()._put(item)
+
+
 class _Protocol(WebSocketsSansIOProtocol):
-    """uvicorn's ``websockets-sansio``, which also tells the application how to cut a connection that takes no bytes."""
+    """uvicorn's ``websockets-sansio``, which also tells the application how to cut a connection that takes no bytes,
+    and when a message came."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.queue = _Arrivals()
 
     async def run_asgi(self) -> None:
         abort: Callable[[], None] = self.transport.abort

@@ -70,16 +70,21 @@ class WireSession:
     def id(self) -> str:
         return self.stream.session_id
 
-    def emit(self, entries: Entry | Sequence[Entry], sent: Callable[[], None] | None = None) -> None:
+    def emit(self, entries: Entry | Sequence[Entry]) -> None:
         """To the attached client; without one the stream keeps them for the next resume."""
+        self._emit(Batch(tuple(entries) if isinstance(entries, Sequence) else (entries,)))
+
+    def _emit(self, batch: Batch) -> None:
         if self.connection is not None:
-            self.connection.emit(Batch(tuple(entries) if isinstance(entries, Sequence) else (entries,), sent=sent))
+            self.connection.emit(batch)
             self.connection.changed.set()
 
     # -- what the session did, as numbered messages ----------------------------------------------------------------
 
-    def emit_chunk(self, chunk: Chunk, started_s: float, now_s: Callable[[], float]) -> bool:
-        """A committed block; False when it is not sent: a reset ended its epoch (its events are discarded), or all is over."""
+    def emit_chunk(self, chunk: Chunk, started_s: float, now_s: Callable[[], float], since_s: float) -> bool:
+        """A committed block; False when it is not sent: a reset ended its epoch (its events are discarded), or all is over.
+
+        ``since_s``: when it could first have been begun, for the measure of the control plane."""
         if self.stream.state is WireState.CLOSED:
             return False  # committed just before the end; its events were receipted as discarded
         if chunk.epoch > self.stream.epoch:
@@ -108,7 +113,7 @@ class WireSession:
             if self.connection is not None:
                 self.connection.changed.set()
 
-        self.emit(entries, sent=sent)
+        self._emit(Batch(tuple(entries), sent=sent, since_s=since_s, model_s=chunk.timings.model_ms / 1000))
         _log.debug(
             "block session=%s request=%s epoch=%d chunk=%d tick_ms=%.1f",
             self.id,

@@ -6,12 +6,16 @@ Owns nothing but the adapter to Starlette. Losing the peer is :class:`TransportL
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 ABORT_KEY = "realtime_omni.abort"
 """Name in the ASGI state under which ``server.run`` leaves the way to cut a TCP connection."""
+
+RECEIVED_KEY = "realtime_omni.received_s"
+"""Name in an ASGI message under which ``server.run`` leaves when it came from the socket (``time.perf_counter``)."""
 
 
 class TransportLost(ConnectionError):
@@ -20,6 +24,9 @@ class TransportLost(ConnectionError):
 
 class Transport(Protocol):
     """One accepted WebSocket."""
+
+    received_s: float
+    """When the latest message came from the socket (``time.perf_counter``)."""
 
     async def receive(self) -> str | bytes:
         """The next message. Raises TransportLost."""
@@ -40,6 +47,7 @@ class StarletteTransport:
     def __init__(self, socket: WebSocket, send_timeout_s: float) -> None:
         self._socket = socket
         self._send_timeout_s = send_timeout_s
+        self.received_s = 0.0
 
     async def receive(self) -> str | bytes:
         try:
@@ -48,6 +56,7 @@ class StarletteTransport:
             raise TransportLost from None
         if message["type"] != "websocket.receive":
             raise TransportLost
+        self.received_s = message.get(RECEIVED_KEY) or time.perf_counter()
         text = message.get("text")
         data: str | bytes = text if text is not None else message["bytes"]
         return data

@@ -134,7 +134,8 @@ class WorldConnection:
             data = await self._transport.receive()
             if self._given_up:
                 continue  # the session's numbers are another connection's business now
-            now = self._hub.clock.now_s()
+            now, at_s = self._hub.clock.now_s(), self._transport.received_s
+            waited = not self._driver.may_start
             receive = self.side.receive_text if isinstance(data, str) else self.side.receive_binary
             for command in receive(data, now):  # type: ignore[arg-type]
                 match command:
@@ -143,7 +144,10 @@ class WorldConnection:
                     case Close():
                         pass  # the sender closes after the fatal error that came with it
                     case _:
+                        waited |= isinstance(command, SessionEvent | SessionNext)
                         await self._execute(command)
+            if waited:
+                self._driver.heard(at_s)
             self.changed.set()
 
     async def _reply(self, message: object) -> None:

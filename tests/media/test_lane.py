@@ -60,6 +60,7 @@ async def test_frames_of_one_call_keep_their_order(pool: EncodePool) -> None:
     encoded = await lane.encode([np.int64(n) for n in range(5)], key=True)  # type: ignore[attr-defined]
     assert [frame.payload for frame in encoded] == [b"0", b"1", b"2", b"3", b"4"]
     assert encoder.calls == ["key", "0", "1", "2", "3", "4"]
+    assert lane.worked_s > 0  # type: ignore[attr-defined]
     lane.close()  # type: ignore[attr-defined]
 
 

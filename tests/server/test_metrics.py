@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from realtime_omni.server.hub import WorldHub
 from realtime_omni.server.metrics import TABLE, Metrics, table_markdown
 from server.fakes import FakeManager, FakeStatistics
 from server.wire import Client, make_hub
@@ -75,3 +76,23 @@ async def test_what_is_scraped_after_a_session_is_exactly_the_table() -> None:
     assert hub.metrics.value("sessions_closed_total", reason="client") == 1
     assert hub.metrics.value("kv_pages", state="used") == 4
     assert hub.metrics.value("open_connections") == 0
+
+
+async def test_the_control_plane_of_every_block_is_measured_without_model_and_encoder(hub: WorldHub) -> None:
+    client = Client(hub)
+    await client.start(cadence="on_demand")
+    for _ in range(3):
+        client.send("session.next")
+        await client.block()
+        client.ack()
+    client.send("session.close")
+    await client.end()
+    assert hub.metrics.value("control_plane_seconds_count") == 3
+    assert hub.metrics.value("control_plane_seconds_bucket", le="+Inf") == 3
+
+
+def test_the_control_planes_buckets_are_fine_around_its_bounds() -> None:
+    bounds = next(spec.buckets for spec in TABLE if spec.name.endswith("control_plane_seconds"))
+    assert {0.001, 0.005} < set(bounds)
+    assert (bounds[0], bounds[-1]) == (0.0001, 0.1)
+    assert list(bounds) == sorted(bounds)

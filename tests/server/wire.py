@@ -31,6 +31,7 @@ class FakeTransport:
         self.outbound: asyncio.Queue[str | bytes | None] = asyncio.Queue()
         self.closed: tuple[int, str] | None = None
         self.lost = asyncio.Event()
+        self.received_s = 0.0
         self.flowing = asyncio.Event()
         self.flowing.set()
 
