@@ -509,9 +509,8 @@ class SessionManager:
             self._handles[answer.view.session_id]._see(answer.view)
         value = answer.value
         if isinstance(value, c.SessionView):
-            value = self._handle(
-                value
-            )  # now: the next notice may already end the session, and a handle made later would stay
+            # Now: the next notice may end the session already, and a handle made after it would stay for ever.
+            value = self._handle(value)
         future = self._futures.pop(answer.ticket, None)
         if future is None or future.done():
             return

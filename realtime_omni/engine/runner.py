@@ -13,6 +13,7 @@ One run is one batch::
 from __future__ import annotations
 
 import logging
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,8 @@ from realtime_omni.models.base import (
     WorldModel,
 )
 from realtime_omni.session.values import SessionEvent, SessionId
+
+log = logging.getLogger(__name__)
 
 log = logging.getLogger(__name__)
 
@@ -294,6 +297,11 @@ class BatchRun:
             return
         step = getattr(self, "_step", None)
         if step is not None and not self._finished and not step.gi_running:
-            step.close()
+            try:
+                step.close()
+            except (
+                Exception
+            ):  # the row is rolled back already; a model that cannot end tidily must not stop its withdrawal
+                log.exception("the model's step did not end cleanly")
         for plan in self._plans.values():
             plan.close()

@@ -70,7 +70,10 @@ class EngineThread:
         self._inbox.wake()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        ended = not self._thread.is_alive()
+        if not ended:  # it hangs in the model and will not read the inbox any more
+            self._refuse_all(self._inbox.close(), EngineError("the engine hangs", code=ErrorCode.SHUTDOWN))
+        return ended
 
     def pulse(self) -> Pulse:
         engine = self.engine
@@ -88,7 +91,7 @@ class EngineThread:
         self._ready.set()
         try:
             self._loop(engine)
-        except Exception as error:
+        except BaseException as error:  # a model may raise anything: whoever waits must hear of it
             self._fatal = type(error).__name__
             log.critical("engine stopped", exc_info=error)
             stopped = EngineError("the engine has stopped", code=ErrorCode.INTERNAL)
