@@ -13,7 +13,6 @@ One run is one batch::
 from __future__ import annotations
 
 import logging
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -299,9 +298,7 @@ class BatchRun:
         if step is not None and not self._finished and not step.gi_running:
             try:
                 step.close()
-            except (
-                Exception
-            ):  # the row is rolled back already; a model that cannot end tidily must not stop its withdrawal
+            except Exception:  # the row is rolled back; how a model ends its step must not stop the withdrawal
                 log.exception("the model's step did not end cleanly")
         for plan in self._plans.values():
             plan.close()
