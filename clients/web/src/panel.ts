@@ -122,6 +122,7 @@ export class Panel {
       const words = alone ? stems[i]! : start.name.replaceAll(/[-_.]+/g, " ");
       return make("li", {}, this.tile(words, { start: start.name }, fetchPicture(start.url)));
     });
+    list.toggleAttribute("data-many", tiles.length > 8);
     list.replaceChildren(...tiles, own);
   }
 
