@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from realtime_omni.errors import ConfigError, ErrorCode
-from realtime_omni.recipe import Assignment, FieldPath, Recipe, Value, find_recipe, parse_value, read_recipe
+from realtime_omni.recipe import MAX_DEPTH, Assignment, FieldPath, Recipe, Value, find_recipe, parse_value, read_recipe
 
 ENV_PREFIX = "REALTIME_OMNI__"
 STALLED_INPUT_ENV = "REALTIME_OMNI_STALLED_INPUT_S"
@@ -229,6 +229,8 @@ def _from_overrides(overrides: Iterable[str]) -> Iterator[Assignment]:
 
 
 def _from_text(path: FieldPath, text: str, origin: str) -> Assignment:
+    if len(path) > MAX_DEPTH:
+        raise ConfigError(f"{origin[:80]}: nested deeper than {MAX_DEPTH} levels")
     kind = _field_type(path)
     is_text = kind is str or (get_origin(kind) is Annotated and get_args(kind)[0] is str)
     return Assignment(path, text if is_text else parse_value(text, origin, path), origin)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -29,7 +29,11 @@ _NOT_FINITE = re.compile(r"[-+]?\.?(inf|infinity|nan)", re.IGNORECASE)
 _NULLS = ("", "~", "null", "Null", "NULL")
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _TAGS = frozenset({"null", "bool", "int", "float", "str", "seq", "map", "timestamp", "merge", "value"})
-_MAX_DEPTH = 16
+MAX_DEPTH = 16
+_MAX_VALUES = 10_000
+"""Of one text, aliases written out: a few lines of them can stand for billions."""
+_MAX_BYTES = 1 << 20
+"""Of one recipe; the scanner is slow, and no recipe is longer than a few pages."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -74,7 +78,11 @@ def parse_recipe(text: str, source: str) -> Recipe:
 def read_recipe(path: Path) -> Recipe:
     """Read and parse a recipe file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise ConfigError(f"cannot read the recipe {path}: it is larger than {_MAX_BYTES} bytes")
+        text = data.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the recipe {path}: {error}") from error
     return parse_recipe(text, str(path))
@@ -83,7 +91,7 @@ def read_recipe(path: Path) -> Recipe:
 def parse_value(text: str, origin: str, path: FieldPath) -> Value:
     """Parse the text of one override, such as ``8`` or ``[a, b]``, by the recipe's own rules."""
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = _nodes(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{origin}: {'.'.join(path)}: not a YAML value", path=".".join(path)) from error
     return None if node is None else _plain(node, origin, path)
@@ -112,9 +120,44 @@ def bundled_recipes() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in recipe_folder().glob("*.yaml")))
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses deep nesting while it reads, long before Python's own stack does."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH + 4:  # what is only a little too deep is refused with the name of its field
+            problem = f"nested deeper than {MAX_DEPTH} levels"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.get_mark())
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+
+def _nodes(text: str) -> yaml.Node | None:
+    """The text as nodes, bounded in depth and in what they stand for. Raises YAMLError."""
+    node = yaml.compose(text, Loader=_Loader)
+    if node is not None and _size(node, {}) > _MAX_VALUES:
+        raise yaml.MarkedYAMLError(problem=f"more than {_MAX_VALUES} values", problem_mark=node.start_mark)
+    return node
+
+
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values a node stands for. One that holds itself is counted once here and refused by its depth later."""
+    if id(node) not in known:
+        known[id(node)] = 1
+        if isinstance(node, yaml.SequenceNode):
+            known[id(node)] += sum(_size(child, known) for child in node.value)
+        elif isinstance(node, yaml.MappingNode):
+            known[id(node)] += sum(_size(child, known) for _, child in node.value)
+    return known[id(node)]
+
+
 def _compose(text: str, source: str) -> yaml.MappingNode | None:
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = _nodes(text)
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{source}{line}: not valid YAML: {error.problem}") from error
@@ -141,8 +184,8 @@ def _flatten(node: yaml.MappingNode | None, path: FieldPath, source: str) -> Ite
 
 
 def _items(node: yaml.MappingNode, source: str, path: FieldPath) -> Iterator[tuple[str, yaml.Node]]:
-    if len(path) > _MAX_DEPTH:
-        raise ConfigError(f"{source}:{_line(node)}: nested deeper than {_MAX_DEPTH} levels")
+    if len(path) > MAX_DEPTH:
+        raise ConfigError(f"{source}:{_line(node)}: nested deeper than {MAX_DEPTH} levels")
     seen: set[str] = set()
     for key, child in node.value:
         where = f"{source}:{_line(key)}"
@@ -167,8 +210,8 @@ def _plain(node: yaml.Node, origin: str, path: FieldPath) -> Value:
         except ValueError as error:
             raise ConfigError(f"{origin}: {dotted}: {error}", path=dotted) from None
     if isinstance(node, yaml.SequenceNode):
-        if len(path) > _MAX_DEPTH:
-            raise ConfigError(f"{origin}: nested deeper than {_MAX_DEPTH} levels")
+        if len(path) > MAX_DEPTH:
+            raise ConfigError(f"{origin}: nested deeper than {MAX_DEPTH} levels")
         return [_plain(child, origin, (*path, str(index))) for index, child in enumerate(node.value)]
     assert isinstance(node, yaml.MappingNode)
     return {name: _plain(child, origin, (*path, name)) for name, child in _items(node, origin, path)}
