@@ -117,6 +117,31 @@ def test_a_forward_error_and_a_device_error_restore_every_page_of_every_kind_of_
     assert engine.view("a").state_bytes == 0
 
 
+@pytest.mark.req("AC-26")
+@pytest.mark.parametrize("prefill", [False, True])
+def test_the_device_is_waited_for_inside_the_tick_so_its_errors_are_that_ticks(prefill: bool) -> None:
+    """An asynchronous device reports a failed kernel when somebody waits; that must happen before anything commits."""
+    engine = InlineEngine(TinyKVWorld(prefill=prefill), on_failure="release")
+    free = engine.free_pages
+    waits: list[int] = []
+    engine.runner._synchronize = lambda: waits.append(1)
+    engine.create("a")
+    engine.next("a")
+    assert len(waits) == 1 + prefill
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    engine.runner._synchronize = fail
+    with pytest.raises(TickError):
+        engine.next("a")
+    assert engine.free_pages == free
+    assert (engine.view("a").state, engine.view("a").state_bytes) == ("failed", 0)
+    with pytest.raises(TickError if prefill else StateError):
+        engine.create("b") if prefill else engine.next("a")
+    assert engine.free_pages == free
+
+
 def test_a_fault_that_hits_the_whole_batch_once_is_retried_row_by_row_and_nobody_fails() -> None:
     engine = engine_with("abc")
     control = engine_with("abc")
