@@ -48,6 +48,7 @@ def software() -> dict[str, str]:
         "torch": _version("torch"),
         "av": _version("av"),
         "uvicorn": _version("uvicorn"),
+        "uvloop": _version("uvloop"),
         "websockets": _version("websockets"),
     }
 

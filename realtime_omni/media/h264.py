@@ -16,6 +16,7 @@ from av.video.frame import PictureType
 from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 
 from realtime_omni.errors import ArgumentError, ErrorCode
+from realtime_omni.media.pixels import packed
 
 MAX_SIDE = 4096
 CRF = "20"
@@ -81,7 +82,7 @@ class H264Encoder:
         return self._codec
 
     def encode(self, frame: npt.NDArray[np.generic]) -> tuple[bytes, bool]:
-        pixels = np.ascontiguousarray(frame, dtype=np.uint8)
+        pixels = packed(frame)
         if pixels.shape != (self._height, self._width, 3):
             raise ValueError(f"a frame of shape {pixels.shape} in a {self._height} x {self._width} stream")
         if self._height % 2 or self._width % 2:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from realtime_omni.media.pixels import packed
+
 
 class Rgb24Encoder:
     """``height * width * 3`` bytes, row by row."""
@@ -12,7 +14,7 @@ class Rgb24Encoder:
     codec: str | None = None
 
     def encode(self, frame: npt.NDArray[np.generic]) -> tuple[bytes, bool]:
-        return np.ascontiguousarray(frame, dtype=np.uint8).tobytes(), True
+        return packed(frame).tobytes(), True
 
     def request_key(self) -> None:
         """Every frame is a key frame."""

@@ -27,7 +27,8 @@ class LoopClock:
 
     async def wait(self, changed: asyncio.Event, until: float | None) -> None:
         try:
-            async with asyncio.timeout_at(until):
+            # Half a millisecond more: a loop that counts whole ones (uvloop) would wake too early, and spin until it is time.
+            async with asyncio.timeout_at(None if until is None else until + 0.0005):
                 await changed.wait()
         except TimeoutError:
             pass

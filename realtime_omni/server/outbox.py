@@ -134,22 +134,26 @@ class Sender:
         await self._send_message(message)
 
     async def _send_message(self, message: AnyServerMessage) -> None:
+        await self._send_messages((message,))
+
+    async def _send_messages(self, messages: Sequence[AnyServerMessage]) -> None:
         async with self._lock:
             if self._side.state is WireState.CLOSED:
                 return
-            await self._transport.send(self._side.send(message))
-            code = close_code(message)
+            await self._transport.send(*map(self._side.send, messages))
+        code = close_code(messages[-1])
         if code is not None:
             await self._transport.close(int(code), "")
             raise ConnectionEnded
 
     async def _send_batch(self, batch: Batch) -> None:
         index, entries = 0, batch.entries
+        ahead: list[AnyServerMessage] = []
         while index < len(entries):
             entry = entries[index]
             if isinstance(entry, ControlEntry) and not isinstance(entry.message, Chunk):
                 self._want_key |= isinstance(entry.message, SessionResetDone)
-                await self._send_message(entry.message)
+                ahead.append(entry.message)
                 index += 1
                 continue
             head = entry.message if isinstance(entry, ControlEntry) else None
@@ -158,22 +162,32 @@ class Sender:
             while index < len(entries) and isinstance(frame := entries[index], FrameEntry):
                 frames.append(frame)
                 index += 1
-            await self._send_block(head, frames, batch)
+            await self._send_block(ahead, head, frames, batch)
+            ahead = []
+        if ahead:
+            await self._send_messages(ahead)
 
-    async def _send_block(self, head: Any, frames: list[FrameEntry], batch: Batch) -> None:
+    async def _send_block(
+        self, ahead: Sequence[AnyServerMessage], head: Any, frames: list[FrameEntry], batch: Batch
+    ) -> None:
+        """Encode, then hand everything to the transport in one piece: a block costs one write."""
         begun = time.perf_counter()
         encoded = await self._encode([frame.media for frame in frames])
         took_s = time.perf_counter() - begun
         self._metrics.observe("encode_seconds", took_s, format=self.format)
         if batch.sent is not None:
             batch.sent()
-        if head is not None:
-            timings = replace(head.timings_ms, encode=round(took_s * 1000, 3))
-            await self._send_message(replace(head, timings_ms=timings))
-        for entry, (payload, is_key) in zip(frames, encoded, strict=True):
-            header = entry.header(format=self.format, key=is_key, payload_bytes=len(payload), replay=batch.replay)
-            async with self._lock:
-                await self._transport.send(self._side.send_frame(header, payload))
+        async with self._lock:
+            if self._side.state is WireState.CLOSED:
+                return
+            messages: list[str | bytes] = [self._side.send(message) for message in ahead]
+            if head is not None:
+                timings = replace(head.timings_ms, encode=round(took_s * 1000, 3))
+                messages.append(self._side.send(replace(head, timings_ms=timings)))
+            for entry, (payload, is_key) in zip(frames, encoded, strict=True):
+                header = entry.header(format=self.format, key=is_key, payload_bytes=len(payload), replay=batch.replay)
+                messages.append(self._side.send_frame(header, payload))
+            await self._transport.send(*messages)
         if batch.since_s is not None:
             assert self.lane is not None
             other_s = batch.model_s + self.lane.worked_s

@@ -12,24 +12,26 @@ import logging
 import signal
 import socket
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from realtime_omni.config import Config
 from realtime_omni.errors import ConfigError
 from realtime_omni.server.app import create_app
+from realtime_omni.server.guard import GuardedHttp
+from realtime_omni.server.peer import PeerProtocol
 from realtime_omni.server.settings import ServerSettings
-from realtime_omni.server.transport import ABORT_KEY, RECEIVED_KEY
 
 if TYPE_CHECKING:
     from realtime_omni.manager import SessionManager
 
 _log = logging.getLogger(__name__)
+SWITCH_INTERVAL_S = 0.0005
+"""A block passes between the event loop, the engine and an encoder five times. Each of them may keep the interpreter for this
+long when another one wants it; with Python's own 5 ms that wait is most of what a block costs."""
 
 
 def serve(config: Config) -> None:
@@ -42,8 +44,19 @@ def serve(config: Config) -> None:
     with bind(settings) as listener:
         from realtime_omni.manager import SessionManager
 
-        with contextlib.suppress(asyncio.CancelledError):  # a second signal while stopping
-            asyncio.run(_serve(SessionManager(config=config), settings, listener))
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        runner = asyncio.Runner(loop_factory=_loop_factory())
+        with runner, contextlib.suppress(asyncio.CancelledError):  # a second signal while stopping
+            runner.run(_serve(SessionManager(config=config), settings, listener))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed: half the time per message. None: asyncio's own loop."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 async def _serve(manager: SessionManager, settings: ServerSettings, listener: socket.socket) -> None:
@@ -62,7 +75,8 @@ async def running(app: FastAPI, settings: ServerSettings, listener: socket.socke
     server = _Server(
         uvicorn.Config(
             app,
-            ws=_Protocol,
+            http=GuardedHttp,
+            ws=PeerProtocol,
             lifespan="off",
             ws_max_size=settings.max_message_bytes + 1024,  # a little more, so that the refusal has a code
             ws_ping_interval=settings.ping_interval_s,
@@ -147,25 +161,3 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-class _Arrivals(asyncio.Queue[Any]):
-    """uvicorn's queue of ASGI messages; each says when it came."""
-
-    def _put(self, item: Any) -> None:
-        item[RECEIVED_KEY] = time.perf_counter()
-        super()._put(item)
-
-
-class _Protocol(WebSocketsSansIOProtocol):
-    """uvicorn's ``websockets-sansio``, which also tells the application how to cut a connection that takes no bytes,
-    and when a message came."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.queue = _Arrivals()
-
-    async def run_asgi(self) -> None:
-        abort: Callable[[], None] = self.transport.abort
-        self.scope["state"][ABORT_KEY] = abort
-        await super().run_asgi()

@@ -7,15 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-ABORT_KEY = "realtime_omni.abort"
-"""Name in the ASGI state under which ``server.run`` leaves the way to cut a TCP connection."""
+PEER_KEY = "realtime_omni.peer"
+"""Name in the ASGI state under which ``server.peer`` leaves the connection itself, a :class:`Peer`."""
 
 RECEIVED_KEY = "realtime_omni.received_s"
-"""Name in an ASGI message under which ``server.run`` leaves when it came from the socket (``time.perf_counter``)."""
+"""Name in an ASGI message under which ``server.peer`` leaves when it came from the socket (``time.perf_counter``)."""
+
+
+class Peer(Protocol):
+    """The connection below ASGI, where the server offers it (another server than ours need not)."""
+
+    def put(self, messages: Sequence[str | bytes]) -> bool:
+        """Write messages in one piece, now; False, and nothing is written, when there is no room or no connection."""
+        ...
+
+    def abort(self) -> None:
+        """Cut the TCP connection."""
+        ...
 
 
 class TransportLost(ConnectionError):
@@ -32,8 +45,8 @@ class Transport(Protocol):
         """The next message. Raises TransportLost."""
         ...
 
-    async def send(self, data: str | bytes) -> None:
-        """Send one message; returns when the socket has room again. Raises TransportLost."""
+    async def send(self, *messages: str | bytes) -> None:
+        """Send messages in order; returns when the socket took them. Raises TransportLost."""
         ...
 
     async def close(self, code: int, reason: str) -> None:
@@ -47,6 +60,7 @@ class StarletteTransport:
     def __init__(self, socket: WebSocket, send_timeout_s: float) -> None:
         self._socket = socket
         self._send_timeout_s = send_timeout_s
+        self._peer: Peer | None = socket.scope.get("state", {}).get(PEER_KEY)
         self.received_s = 0.0
 
     async def receive(self) -> str | bytes:
@@ -61,13 +75,19 @@ class StarletteTransport:
         data: str | bytes = text if text is not None else message["bytes"]
         return data
 
-    async def send(self, data: str | bytes) -> None:
+    async def send(self, *messages: str | bytes) -> None:
+        if self._peer is not None and self._peer.put(messages):
+            return
+        for message in messages:
+            await self._send(message)
+
+    async def _send(self, message: str | bytes) -> None:
         try:
             async with asyncio.timeout(self._send_timeout_s):
-                if isinstance(data, str):
-                    await self._socket.send_text(data)
+                if isinstance(message, str):
+                    await self._socket.send_text(message)
                 else:
-                    await self._socket.send_bytes(data)
+                    await self._socket.send_bytes(message)
         except TimeoutError:
             self._abort()
             raise TransportLost from None
@@ -87,6 +107,5 @@ class StarletteTransport:
 
     def _abort(self) -> None:
         """Closing politely would wait for a buffer that the peer never reads."""
-        abort = self._socket.scope.get("state", {}).get(ABORT_KEY)
-        if abort is not None:
-            abort()
+        if self._peer is not None:
+            self._peer.abort()

@@ -12,6 +12,7 @@ from PIL import Image
 
 from realtime_omni.errors import ArgumentError, ErrorCode
 from realtime_omni.media import codec_string, open_encoder
+from realtime_omni.media.pixels import packed
 
 
 def picture(height: int, width: int, shift: int = 0) -> np.ndarray:
@@ -132,3 +133,13 @@ def test_a_format_without_its_library_is_refused_and_names_it(
 def test_a_size_h264_cannot_do_is_refused(size: tuple[int, int]) -> None:
     with pytest.raises(ArgumentError):
         open_encoder("h264", *size, 20.0)
+
+
+def test_planes_are_packed_into_one_piece_and_a_packed_picture_is_not_copied() -> None:
+    planes = np.random.default_rng(1).integers(0, 256, (3, 5, 7), dtype=np.uint8)
+    picture = packed(planes.transpose(1, 2, 0))
+    assert picture.flags.c_contiguous
+    np.testing.assert_array_equal(picture, planes.transpose(1, 2, 0))
+    assert packed(picture) is picture
+    assert packed(np.ones((2, 2, 3), np.float32)).dtype == np.uint8
+    assert packed(np.zeros((2, 4), np.uint8)[:, ::2]).shape == (2, 2)

@@ -41,7 +41,11 @@ class FakeTransport:
             raise TransportLost
         return data
 
-    async def send(self, data: str | bytes) -> None:
+    async def send(self, *messages: str | bytes) -> None:
+        for data in messages:
+            await self._send(data)
+
+    async def _send(self, data: str | bytes) -> None:
         await self.flowing.wait()
         if self.lost.is_set():
             raise TransportLost
