@@ -224,18 +224,19 @@ class WorldHub:
         lane, codec = await self._open_lane(format_name, record.model, record.stream.fps)
         try:
             took_over = await self._take_over(command)
-            await self._attach(record)
-            self._claimed(command)  # the token may have been used while we waited
-            if record.connection is not None:
-                raise WireError(WireCode.SESSION_BUSY, "another connection was faster")
-            entries = record.stream.resume(
-                command.last_seq,
-                resume_token=_new_token(),
-                format=format_name,
-                codec=codec,
-                now=self.clock.now_s(),
-                re=command.id,
-            )
+            async with record.hands:
+                await self._attach(record)
+                self._claimed(command)  # the token may have been used while we waited
+                if record.connection is not None:
+                    raise WireError(WireCode.SESSION_BUSY, "another connection was faster")
+                entries = record.stream.resume(
+                    command.last_seq,
+                    resume_token=_new_token(),
+                    format=format_name,
+                    codec=codec,
+                    now=self.clock.now_s(),
+                    re=command.id,
+                )
         except BaseException:
             lane.close()
             if record.connection is None and self.sessions.get(record.id) is record:
@@ -291,13 +292,19 @@ class WorldHub:
         if self.stopping:
             await self.close_session(record, "shutdown")
             return
-        try:
-            await asyncio.shield(record.door.detach(self.settings.grace_s))
-            _log.info("session detached session=%s grace_s=%g", record.id, self.settings.grace_s)
-        except SessionGoneError:
-            self.sessions.finish(record, "detached_expired")
-        except OmniError as error:
-            _log.warning("detach failed session=%s code=%s", record.id, error.code)
+        await asyncio.shield(self._let_go(record))
+
+    async def _let_go(self, record: WireSession) -> None:
+        async with record.hands:
+            if record.connection is not None:
+                return  # a resume was faster, and its session must not expire
+            try:
+                await record.door.detach(self.settings.grace_s)
+                _log.info("session detached session=%s grace_s=%g", record.id, self.settings.grace_s)
+            except SessionGoneError:
+                self.sessions.finish(record, "detached_expired")
+            except OmniError as error:
+                _log.warning("detach failed session=%s code=%s", record.id, error.code)
 
     async def close_session(self, record: WireSession, reason: str) -> None:
         """Close through the manager, whose notice says the last word; a release that fails is retried by the engine."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, get_args
 
 from realtime_omni.server.backend import ModelDescription, Notice, SessionDoor
@@ -65,6 +65,8 @@ class WireSession:
     answer_to: str | None = None
     """``id`` of the client's reset or close that is under way: its answer carries it, whoever emits the answer."""
     unsubscribe: Callable[[], None] | None = None
+    hands: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the session passes from one connection to nobody, or to the next: the manager hears of it in order."""
 
     @property
     def id(self) -> str:

@@ -107,15 +107,18 @@ class WorldConnection:
         record, self.record = self.record, None
         if record is not None and record.connection is self:
             record.connection = None
-        if self._driving is not None and not self._driving.done():
-            self._driving.cancel()
-            await asyncio.wait([self._driving])
-        self.sender.outbox.seal([self.side.taken_over()])
+        try:
+            if self._driving is not None and not self._driving.done():
+                self._driving.cancel()
+                await asyncio.wait([self._driving])
+        finally:  # also when the one who takes over is gone in the middle of it
+            self.sender.outbox.seal([self.side.taken_over()])
 
     def attach(self, record: WireSession) -> None:
         """From now on this connection drives the session."""
         assert record.connection is None
         self.record = record
+        record.resetting, record.answer_to = False, None  # what the connection before us waits for is not ours
         record.last_input_s = self._hub.clock.now_s()
         record.connection = self
         self.side.attach(record.stream)
@@ -233,13 +236,16 @@ class WorldConnection:
 
     async def _reset(self, record: WireSession, command: SessionReset) -> None:
         image = await self.picture(command.image)
+        if self.record is not record:
+            return  # another connection has taken the session over, or it has ended
         record.resetting, record.answer_to = True, command.id
         try:
             await record.door.reset(prompt=command.prompt, seed=command.seed, image=image, start=command.start)
             if record.stream.epoch < record.door.epoch:
                 record.emit_reset_done()
         finally:
-            record.resetting, record.answer_to = False, None
+            if self.record is record:
+                record.resetting, record.answer_to = False, None
 
     async def picture(self, text: str | None) -> ImageRGB | None:
         """Decode a client's picture off the event loop."""
