@@ -136,10 +136,11 @@ def switch_score(simulator: Simulator, rollout: Rollout, judge: PlaceClassifier,
 def sharpness_of_places(simulator: Simulator, count: int = 24) -> Tensor:
     """Mean gradient energy of the simulator's pictures of each place [places]."""
     generator = generator_for(2, simulator.device)
-    drawn = simulator.clips(count, 6, generator, Player(switch=0.0, still_start=0.0))
+    maps = random_maps(count, generator, simulator.device)
+    _, place, pose = simulator.drive(maps, 6, Player(switch=0.0, still_start=0.0), generator)
     energies = []
-    for place in range(len(PLACES)):
-        frames = simulator.draw(drawn.maps, torch.full_like(drawn.place[:, -1:], place), drawn.pose[:, -1:])
+    for index in range(len(PLACES)):
+        frames = simulator.draw(maps, torch.full_like(place[:, -1:], index), pose[:, -1:])
         energies.append(gradient_energy(to_signed(frames[:, 0])).mean())
     return torch.stack(energies)
 

@@ -24,6 +24,8 @@ EYE = 0.5
 HALF_FOV_TAN = 0.75  # 74 degrees across
 WALL_KINDS = 3
 MAX_STEPS = 26
+NEAREST = 0.12  # of a prop, cells ahead
+PROP_REACH = 0.8  # cells beside its axis where the last trace of a prop's halo is below 1e-7
 SOFTEN = 1.5  # pattern filter width in pixels: wider than one keeps far textures calm
 
 
@@ -235,11 +237,11 @@ def lay_prop(
     s = palettes.columns(scenes[place_B][:, None, None], palettes.SCENE_FIELDS)
     side = depth_BW.shape[1]
     tangent = row_tangent(pose_B4, side)
-    far = ahead_B[:, None, None].clamp_min(0.12)
+    far = ahead_B[:, None, None].clamp_min(NEAREST)
     u = screen(side, depth_BW.device) * HALF_FOV_TAN * far - aside_B[:, None, None] + 0 * tangent
     colour, cover, emit = draw_prop(s, u, EYE + tangent * far + 0 * u, pixel_blur(size) * far + 0 * u)
     colour = mix(colour, s["fog"] + 0 * colour, haze(far, s["fog_density"]) * (1 - 0.55 * emit))
-    shown = (ahead_B[:, None, None] > 0.12) & (far < depth_BW[:, None])
+    shown = (ahead_B[:, None, None] > NEAREST) & (far < depth_BW[:, None])
     return mix(picture_BRW3, colour, cover * shown.to(cover.dtype))
 
 
@@ -288,7 +290,9 @@ class Renderer:
         ahead, aside = (offset * forward[:, None]).sum(-1), (offset * right[:, None]).sum(-1)
         order = ahead.argsort(dim=1, descending=True)
         ahead, aside = ahead.gather(1, order).T.contiguous(), aside.gather(1, order).T.contiguous()
-        for index in range(len(ahead)):
+        farthest = hit[0].amax(dim=1)
+        seen = (ahead > NEAREST) & (ahead < farthest) & (aside.abs() < ahead * HALF_FOV_TAN + PROP_REACH)
+        for index in seen.any(dim=1).nonzero()[:, 0].tolist():
             picture = self._lay_prop(
                 picture, self.scenes, place_B, pose_B4, hit[0], ahead[index].clone(), aside[index].clone(), self.size
             )
