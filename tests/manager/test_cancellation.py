@@ -68,7 +68,11 @@ async def test_a_next_chunk_cancelled_at_any_engine_checkpoint_loses_and_repeats
             await asyncio.to_thread(gate.reached.wait)
             await cancelled(task)
             gate.open()
-            seen += [bits(await session.next_chunk()) for _ in range(3)]
+            seen.append(bits(await session.next_chunk()))
+            statistics = manager.statistics()
+            assert statistics.chunks_committed == 2  # one before, one now: none for nobody
+            assert statistics.chunks_aborted == (point != "commit")  # rolled back, unless it had begun to settle
+            seen += [bits(await session.next_chunk()) for _ in range(2)]
         assert seen == expected(4)
         assert session.state == "active"
         assert session._orphans == set()
