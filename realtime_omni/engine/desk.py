@@ -128,8 +128,7 @@ class Desk:
         outputs = resolve_outputs(command.outputs, spec.artifacts)
         seed = int(check_event_id(command.seed, "seed"))
         session_id, generation = self._registry.claim(command.session_id)
-        usual = spec.start_prompts.get(self._start(command.start) or "", spec.default_prompt)
-        prompt = usual if command.prompt is None else check_prompt(command.prompt)
+        prompt = self._prompt(command.prompt, command.start, spec.default_prompt)
         session = Session(
             session_id,
             generation,
@@ -147,6 +146,12 @@ class Desk:
         self._registry.add(session_id, entry)
         self.created += 1
         self._openings.begin(entry, command.ticket)
+
+    def _prompt(self, given: str | None, start: str | None, otherwise: str | None) -> str | None:
+        """The client's prompt, else the one that belongs to its start picture, else ``otherwise``."""
+        if given is not None:
+            return check_prompt(given)
+        return self._consumer.spec.start_prompts.get(self._start(start) or "", otherwise)
 
     def _ask(self, entry: Entry, command: c.Next) -> None:
         cancelled, entry.cancelled = entry.cancelled, {t for t in entry.cancelled if t > command.ticket}
@@ -211,7 +216,7 @@ class Desk:
         fresh_picture = command.image is not None or command.start is not None
         setup = replace(
             old,
-            prompt=old.prompt if command.prompt is None else check_prompt(command.prompt),
+            prompt=self._prompt(command.prompt, command.start, old.prompt),
             seed=old.seed if command.seed is None else int(check_event_id(command.seed, "seed")),
             image=command.image if fresh_picture else old.image,
             start=self._start(command.start) if fresh_picture else old.start,
