@@ -87,7 +87,7 @@ async def test_a_step_that_cannot_be_stopped_tidily_is_withdrawn_all_the_same(
         with at(manager, "forward:2", gate):
             running = asyncio.create_task(session.next_chunk())
             await asyncio.to_thread(gate.reached.wait)
-            stopping = asyncio.create_task(stop(session))  # type: ignore[arg-type]
+            stopping = asyncio.ensure_future(stop(session))
             await asyncio.sleep(0)
             gate.open()
             async with asyncio.timeout(10):
