@@ -8,6 +8,7 @@ passes; nothing is substituted, merged or picked by position.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -100,4 +101,10 @@ def _wrong_dtype(artifact: Artifact) -> tuple[str, str] | None:
 
 
 def _dtype_name(data: Any) -> str:
-    return str(getattr(data, "dtype", type(data).__name__)).removeprefix("torch.")
+    return _name(getattr(data, "dtype", type(data).__name__))
+
+
+@lru_cache(maxsize=64)
+def _name(dtype: object) -> str:
+    """Kept, because numpy takes some ten microseconds to spell a dtype."""
+    return str(dtype).removeprefix("torch.")

@@ -189,7 +189,7 @@ class Engine:
 
     def reap(self) -> None:
         """Everything that waits for time or for a release."""
-        for entry in self.registry:
+        for entry in (e for e in self.registry if e.is_restless):
             if entry.resetting is not None:
                 self._openings.poll_reset(entry)
             self._endings.poll(entry)

@@ -67,6 +67,12 @@ class Entry:
         return not busy and self.session.state in (SessionState.ACTIVE, SessionState.FAILED)
 
     @property
+    def is_restless(self) -> bool:
+        """Something of it waits for time or for a release, so the engine has to look at it again and again."""
+        releasing = self.closing is not None or self.resetting is not None
+        return releasing or self.retry_at_s is not None or self.lease_until_s is not None
+
+    @property
     def can_rollback(self) -> bool:
         return not self.released
 

@@ -141,7 +141,7 @@ class ModelRunner:
         return self._total_pages - self.book.free_pages, self._total_pages
 
     def pages_of(self, session_id: SessionId) -> int:
-        return len(self.book.pages_of(session_id)) if session_id in self.book else 0
+        return self.book.page_count(session_id) if session_id in self.book else 0
 
     def state_bytes(self, session_id: SessionId) -> int:
         resident = self._residents.get(session_id)

@@ -82,6 +82,7 @@ class KVBook:
         self.cross = CrossIndex(sessions, (b.name for b in spec.branches), (c.name for c in spec.cross_attention))
         self._tables: dict[str, tuple[WindowTable, ...]] = {}  # ordered: least recently used first
         self._open: dict[str, BlockReservation] = {}
+        self._pages_per_frame = spec.pages_per_frame
         self._lanes = list(range(spec.max_in_flight - 1, -1, -1))
         self._lane_frames = tuple(
             tuple(self._scratch(lane, b.local_index) for b in spec.branches) for lane in range(spec.max_in_flight)
@@ -144,7 +145,7 @@ class KVBook:
             raise ValueError(f"a block has 1 to {self.spec.frames_per_block} frames, got {count}")
         if not self._lanes:
             raise CapacityError(f"all {self.spec.max_in_flight} blocks that may be in flight are")
-        need = len(tables) * count * self.spec.pages_per_frame
+        need = len(tables) * count * self._pages_per_frame
         if need > self.pool.free_pages:
             raise CapacityError(f"no pages for a block: {need} needed, {self.pool.free_pages} free")
         lane = self._lanes.pop()
@@ -226,6 +227,10 @@ class KVBook:
             if spec.name == branch:
                 return table
         raise KeyError(f"unknown branch {branch!r}")
+
+    def page_count(self, session: str) -> int:
+        """How many committed pages a session holds on all branches."""
+        return sum(table.page_count for table in self._tables[session])
 
     def pages_of(self, session: str, branch: str | None = None) -> tuple[int, ...]:
         """Committed pages of a session, of one branch or of all in order."""

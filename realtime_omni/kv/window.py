@@ -137,6 +137,11 @@ class WindowTable:
         first = self.geometry.seen_from(self._completed)
         return (*self._sink, *(frame for frame in self._tail if frame.index >= first))
 
+    @property
+    def page_count(self) -> int:
+        """How many pages are committed, without listing them."""
+        return (len(self._sink) + len(self._tail)) * self.geometry.pages_per_frame
+
     def pages(self) -> tuple[int, ...]:
         """The committed pages, in frame order."""
         return tuple(page for frame in self.retained() for page in frame.pages)

@@ -136,8 +136,8 @@ class NullWorld:
         return found
 
     def _picture(self, rgb: Sequence[int]) -> np.ndarray:
-        """uint8 [3, H, 2 W]: twice as wide as a frame, so that a shifted frame is a slice."""
-        wide = np.concatenate([self._ramp, self._ramp[:, ::-1]], axis=1)
+        """uint8 [3, H, 3 W]: a ramp up, down and up again, so that a frame shifted by up to 2 W is a slice."""
+        wide = np.concatenate([self._ramp, self._ramp[:, ::-1], self._ramp], axis=1)
         return np.stack([np.clip(wide * c, 0, 255) for c in rgb]).astype(np.uint8)
 
     def _output(self, row: StepRow) -> RowOutput:
@@ -148,7 +148,7 @@ class NullWorld:
         shifts = [(state.shift + (1 + 4 * turn) * (i + 1)) % (2 * SIZE) for i in range(FRAMES)]
         artifacts: list[Artifact] = []
         if "frames" in row.outputs:
-            frames = np.stack([np.roll(picture, -s, axis=2)[:, :, :SIZE] for s in shifts])
+            frames = np.stack([picture[:, :, s : s + SIZE] for s in shifts])
             artifacts.append(
                 Artifact("frames", Modality.VIDEO, Representation.DECODED, "TCHW", frames, fps=self._spec.fps)
             )
