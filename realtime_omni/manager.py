@@ -522,6 +522,8 @@ class SessionManager:
 
     def _deliver_notice(self, notice: c.Notice) -> None:
         handle = self._handles.get(notice.session_id)
+        if handle is None and notice.kind == "cleanup_failed":
+            handle = self._handle(notice.view)  # its create failed, and now it is a tombstone: seen, counted, closable
         if handle is None or handle.view.generation != notice.generation:
             return
         if notice.kind in ENDS:

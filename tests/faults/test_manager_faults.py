@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from realtime_omni.errors import AbortedError, CapacityError, EngineError, ErrorCode, SessionGoneError
+from realtime_omni.errors import AbortedError, CapacityError, EngineError, ErrorCode, SessionGoneError, TickError
 from realtime_omni.manager import Session, SessionManager
 from realtime_omni.models.base import Step, StepBatch
 from realtime_omni.testing.faults import Gate, at, inject
@@ -113,3 +113,18 @@ async def test_a_cancelled_caller_of_a_step_that_cannot_be_stopped_tidily_blocks
             gate.open()
             async with asyncio.timeout(10):
                 assert (await session.next_chunk()).chunk_index == 0
+
+
+async def test_the_tombstone_of_a_create_that_failed_is_seen_and_can_be_closed() -> None:
+    async with SessionManager(TinyKVWorld(prefill=True), small_config()) as manager:
+        with inject(manager, "release"), inject(manager, "prefill:1"):
+            with pytest.raises(TickError):
+                await manager.create_session("a")
+            async with asyncio.timeout(10):
+                while not manager.sessions():  # the answer comes before the clean-up that fails
+                    await asyncio.sleep(0)
+        assert [(view.session_id, view.state) for view in manager.sessions()] == [("a", "cleanup_failed")]
+        assert manager.statistics().tombstones == 1
+        await manager.close_session("a")
+        assert manager.sessions() == ()
+        await manager.create_session("a")
