@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, get_args
 
 from realtime_omni.server.backend import ModelDescription, Notice, SessionDoor
-from realtime_omni.server.codes import wire_code
+from realtime_omni.server.codes import failure, wire_code
 from realtime_omni.server.metrics import Metrics
 from realtime_omni.server.outbox import Batch
 from realtime_omni.server.pacing import Pacer
@@ -208,8 +208,8 @@ class WireSessions:
             case "events_discarded":
                 record.discard(tuple(notice.event_ids))
             case "failed":
-                code = wire_code(notice.code) if notice.code else WireCode.SESSION_FAILED
-                record.emit_failed(code, notice.message or "the session failed")
+                fault = failure(notice.code, notice.message)
+                record.emit_failed(fault.code, fault.message)
             case "evicted":
                 code = wire_code(notice.code) if notice.code else WireCode.CAPACITY
                 self.finish(record, "evicted", code, notice.message)
