@@ -156,7 +156,7 @@ class Session:
         left = self._left_behind()
         if left is None:
             return chunk
-        self._undelivered.append(chunk)  # this call waited behind one that was cancelled after its commit
+        self._keep(chunk)  # this call waited behind one that was cancelled after its commit
         return left
 
     async def reset(
@@ -213,12 +213,24 @@ class Session:
         return await self._manager.send(command)
 
     def _left_behind(self) -> Chunk | None:
-        """The oldest chunk that was committed and not handed out; what a reset made obsolete is dropped."""
-        while self._undelivered:
-            chunk = self._undelivered.popleft()
-            if chunk.epoch == self._view.epoch:
-                return chunk
-        return None
+        """The oldest chunk that was committed and not handed out."""
+        return self._undelivered.popleft() if self._undelivered else None
+
+    def _keep(self, chunk: Chunk) -> None:
+        """For the next call; but what a reset made obsolete is dropped, and nobody will see what its events did."""
+        if chunk.epoch == self._view.epoch:
+            self._undelivered.append(chunk)
+        elif chunk.metadata.applied_event_ids:
+            self._notify(
+                c.Notice(
+                    kind="events_discarded",
+                    session_id=self.id,
+                    generation=self._view.generation,
+                    view=self._view,
+                    reason="reset",
+                    event_ids=chunk.metadata.applied_event_ids,
+                )
+            )
 
     def _abandon(self, ticket: int, future: asyncio.Future[Any]) -> None:
         """The caller of ``next_chunk`` is gone: withdraw it, and keep the chunk should it have been committed already."""
@@ -226,7 +238,7 @@ class Session:
         def settled(done: asyncio.Future[Any]) -> None:
             self._orphans.discard(done)
             if not done.cancelled() and done.exception() is None:
-                self._undelivered.append(done.result())
+                self._keep(done.result())
 
         if future.done():
             settled(future)
@@ -240,8 +252,13 @@ class Session:
             log.warning("cancel was refused session_id=%s", self.id)
 
     def _see(self, view: c.SessionView) -> None:
-        if view.generation == self._view.generation:
-            self._view = view
+        if view.generation != self._view.generation:
+            return
+        self._view = view
+        if self._undelivered and self._undelivered[0].epoch != view.epoch:
+            obsolete, self._undelivered = self._undelivered, deque()
+            for chunk in obsolete:
+                self._keep(chunk)
 
     def _notify(self, notice: c.Notice) -> None:
         self._see(notice.view)
