@@ -6,6 +6,7 @@ Owns: one decoder per format.  Must not know: sockets, sessions.  Pillow and av 
 from __future__ import annotations
 
 import io
+import math
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -53,8 +54,10 @@ class JpegDecoder:
     def decode(self, payload: memoryview) -> Picture:
         try:
             with self._image.open(io.BytesIO(payload), formats=("JPEG",)) as image:
+                if image.size != (self._shape[1], self._shape[0]):  # before a pixel is decoded: it may be a bomb
+                    raise ProtocolViolation(f"a frame of {image.width} x {image.height} pixels")
                 picture = np.asarray(image.convert("RGB"))
-        except (OSError, ValueError, SyntaxError):
+        except (OSError, ValueError, SyntaxError, self._image.DecompressionBombError):
             raise ProtocolViolation("a JPEG frame cannot be decoded") from None
         return _checked(picture, self._shape)
 
@@ -78,7 +81,7 @@ class H264Decoder:
             if len(frames) != 1:
                 raise ProtocolViolation(f"an access unit decoded to {len(frames)} frames")
             picture = frames[0].to_ndarray(format="rgb24")
-        except (OSError, ValueError):
+        except (OSError, ValueError, self._av.FFmpegError):
             raise ProtocolViolation("an H.264 frame cannot be decoded") from None
         return _checked(picture, self._shape)
 
@@ -100,7 +103,6 @@ def make_decoder(format: Format, width: int, height: int) -> Decoder | None:  # 
 
 def latent(payload: memoryview, shape: tuple[int, ...]) -> NDArray[np.float16]:
     """A latent payload as float16 of the chunk's shape."""
-    values = np.frombuffer(payload, "<f2")
-    if values.size != int(np.prod(shape)):
-        raise ProtocolViolation(f"a latent has {values.size} values, its shape {shape} needs others")
-    return values.reshape(shape).astype(np.float16)
+    if len(payload) != 2 * math.prod(shape):
+        raise ProtocolViolation(f"a latent has {len(payload)} bytes, its shape {shape} needs others")
+    return np.frombuffer(payload, "<f2").reshape(shape).astype(np.float16)

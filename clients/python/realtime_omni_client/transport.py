@@ -80,7 +80,8 @@ def websocket_connector(url: str, *, api_key: str | None, open_timeout_s: float)
             status = error.response.status_code
             code = {401: WireCode.UNAUTHORIZED, 403: WireCode.ORIGIN_REFUSED}.get(status)
             raise ConnectError(f"the server answered HTTP {status}", status=status, code=code) from None
-        except (OSError, TimeoutError, InvalidHandshake, InvalidURI, ConnectionClosed) as error:
+        except (OSError, TimeoutError, InvalidHandshake, InvalidURI, ConnectionClosed, ValueError) as error:
+            # ValueError: what urllib says of an address, ours or the one a server redirects to
             raise ConnectError(f"no connection to the server: {error}") from error
         if ws.subprotocol != PROTOCOL:
             await ws.close()
