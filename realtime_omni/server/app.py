@@ -18,6 +18,7 @@ from fastapi import FastAPI, Request, Response, WebSocket
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from realtime_omni.errors import OmniError
@@ -77,6 +78,7 @@ def create_app(manager: Backend, settings: ServerSettings, *, clock: Clock | Non
         refused=lambda refusal: metrics.count("refusals_total", code=refusal.code),
     )
     app.add_exception_handler(OmniError, _known_error)
+    app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(Exception, _unknown_error)
     _add_status_routes(app, manager, metrics)
     _add_session_routes(app, manager)
@@ -207,6 +209,14 @@ def _error(status: int, code: WireCode, message: str) -> JSONResponse:
 async def _known_error(request: Request, error: Exception) -> Response:
     fault = describe_error(error, path=request.scope.get("path", "-"))
     return _error(_STATUS.get(fault.code, 400), fault.code, fault.message)
+
+
+async def _no_route(_: Request, error: Exception) -> Response:
+    """A path or method that nobody serves, in the form of every other error."""
+    assert isinstance(error, HTTPException)
+    response = _error(error.status_code, WireCode.INVALID_ARGUMENT, error.detail)
+    response.headers.update(error.headers or {})
+    return response
 
 
 async def _unknown_error(request: Request, error: Exception) -> Response:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from realtime_omni.config import STALLED_INPUT_DEFAULT_S, Config
 from realtime_omni.errors import ConfigError
 
+_HOST_AND_PORT = re.compile(r"(\[(?P<bracketed>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(:[0-9]*)?")
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -98,7 +100,6 @@ def _allowed_hosts(host: str, origins: tuple[str, ...]) -> frozenset[str]:
 
 
 def strip_port(host: str) -> str:
-    """``[::1]:8000`` → ``::1``, ``localhost:8000`` → ``localhost``."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if host.count(":") == 1 else host
+    """``[::1]:8000`` → ``::1``, ``localhost:8000`` → ``localhost``. What is no host with a port stays as it is."""
+    found = _HOST_AND_PORT.fullmatch(host)
+    return host if found is None else found["bracketed"] or found["name"]
