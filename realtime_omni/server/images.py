@@ -33,7 +33,7 @@ def decode_image(text: str) -> npt.NDArray[np.uint8]:
     except (binascii.Error, ValueError):
         raise _invalid("image is not base64") from None
     try:
-        from PIL import Image
+        from PIL import Image, ImageOps
     except ModuleNotFoundError:
         raise _invalid("this server cannot read pictures (Pillow is not installed)") from None
     try:
@@ -43,7 +43,12 @@ def decode_image(text: str) -> npt.NDArray[np.uint8]:
                 width, height = picture.size  # from the header: no pixel is decoded yet
                 if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE and width * height <= MAX_PIXELS):
                     raise _invalid(f"image is {width} x {height}; at most {MAX_SIDE} x {MAX_SIDE} pixels are read")
-                return np.array(picture.convert("RGB"), dtype=np.uint8)
+                upright = ImageOps.exif_transpose(picture)  # a telephone writes how it was held, not turned pixels
+                if upright.mode.startswith(
+                    "I"
+                ):  # 16 bits of grey, which Pillow would cut off at 255 instead of scaling
+                    upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+                return np.array(upright.convert("RGB"), dtype=np.uint8)
     except ArgumentError:
         raise
     except Exception:  # Pillow raises what its decoders raise: OSError, SyntaxError, ValueError, struct.error, ...
