@@ -35,12 +35,13 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from realtime_omni.bench.conditions import commit, hardware, histogram_percentile, software, summary
 
@@ -64,11 +65,13 @@ def server(args: argparse.Namespace) -> Iterator[tuple[str, int, float]]:
     for override in args.set:
         command += ["--set", override]
     began = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    # A file, not a pipe that nobody reads: a full one would stop the server in the middle of a log line.
+    log = tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
     try:
         while time.perf_counter() - began < START_LIMIT_S:
             if process.poll() is not None:
-                raise SystemExit(f"the server ended: {_tail(process)}")
+                raise SystemExit(f"the server ended: {_tail(log)}")
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=1):
                     break
@@ -83,11 +86,12 @@ def server(args: argparse.Namespace) -> Iterator[tuple[str, int, float]]:
             process.wait(20)
         except subprocess.TimeoutExpired:
             process.kill()
+        log.close()
 
 
-def _tail(process: subprocess.Popen[bytes]) -> str:
-    assert process.stderr is not None
-    return process.stderr.read()[-500:].decode(errors="replace")
+def _tail(log: IO[bytes]) -> str:
+    log.seek(0)
+    return log.read()[-500:].decode(errors="replace")
 
 
 @dataclass(slots=True)
