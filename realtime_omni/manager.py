@@ -319,8 +319,14 @@ class SessionManager:
         """Load the model on the engine's thread. Raises ConfigError, BackendUnavailable, CapacityError."""
         self._loop = asyncio.get_running_loop()
         self._outbox.bind(self._wake)
-        self._thread.start()
-        await asyncio.to_thread(self._thread.wait_ready)
+        ready = asyncio.Event()
+        self._thread.start(lambda: self._call_soon(ready.set))
+        try:
+            await ready.wait()  # not in a thread of its own: a start that is given up must not wait for the model
+        except asyncio.CancelledError:
+            self._thread.stop(0)
+            raise
+        self._thread.wait_ready()
 
     async def stop(self, timeout_s: float = 10.0) -> None:
         """Close every session, end the thread. Calls that still wait get an error with code ``shutdown``."""
@@ -508,9 +514,13 @@ class SessionManager:
                 log.warning("close was refused session_id=%s", view.session_id)
 
     def _wake(self) -> None:
+        self._call_soon(self._deliver)
+
+    def _call_soon(self, callback: Callable[[], object]) -> None:
+        """From the engine's thread."""
         assert self._loop is not None
         try:
-            self._loop.call_soon_threadsafe(self._deliver)
+            self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
             log.debug("the event loop is closed")
 

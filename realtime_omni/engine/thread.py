@@ -52,7 +52,9 @@ class EngineThread:
         self._thread = threading.Thread(target=self._main, name="realtime-omni-engine", daemon=True)
         self.engine: Engine | None = None
 
-    def start(self) -> None:
+    def start(self, on_ready: Callable[[], object] = lambda: None) -> None:
+        """``on_ready`` is called on the engine's thread when :meth:`wait_ready` would not block any more."""
+        self._on_ready = on_ready
         self._thread.start()
 
     def wait_ready(self, timeout_s: float | None = None) -> Engine:
@@ -86,9 +88,11 @@ class EngineThread:
         except BaseException as error:
             self._startup_error = error
             self._ready.set()
+            self._on_ready()
             return
         self.engine = engine
         self._ready.set()
+        self._on_ready()
         try:
             self._loop(engine)
         except BaseException as error:  # a model may raise anything: whoever waits must hear of it

@@ -60,9 +60,10 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(manager: SessionManager, settings: ServerSettings, listener: socket.socket) -> None:
-    stop = asyncio.Event()
-    with _signals(stop):
+    stop, serving = asyncio.Event(), asyncio.Event()
+    with _signals(stop, serving):
         async with manager, running(create_app(manager, settings), settings, listener) as url:
+            serving.set()
             sys.stdout.write(f"realtime-omni serves {manager.describe().name} on {url}  (Ctrl-C stops it)\n")
             sys.stdout.flush()
             await stop.wait()
@@ -126,14 +127,14 @@ def bind(settings: ServerSettings) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _signals(stop: asyncio.Event) -> Iterator[None]:
-    """The first SIGTERM or SIGINT stops in order, a second one cuts the wait short."""
+def _signals(stop: asyncio.Event, serving: asyncio.Event) -> Iterator[None]:
+    """The first SIGTERM or SIGINT stops in order, a second one, or one before anybody is served, cuts the wait short."""
     loop = asyncio.get_running_loop()
     main = asyncio.current_task()
     assert main is not None
 
     def received() -> None:
-        if stop.is_set():
+        if stop.is_set() or not serving.is_set():
             main.cancel()
         stop.set()
 
