@@ -7,6 +7,7 @@ manager's; tokens and replay are the stream's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from importlib.metadata import PackageNotFoundError, version
@@ -36,6 +37,8 @@ from realtime_omni_protocols.world_table import LIVE
 
 _log = logging.getLogger(__name__)
 MAX_LEAD_BLOCKS = 4
+LAST_WORD_S = 1.0
+"""At a shutdown that ran out of time: how long the last messages may take to leave."""
 
 
 class WorldHub:
@@ -96,6 +99,11 @@ class WorldHub:
                 await self._idle.wait()
         except TimeoutError:
             _log.warning("shutdown left connections=%d", len(self.connections))
+            for record in self.sessions:  # the engine hangs; its clients hear the last word all the same
+                self.sessions.finish(record, "shutdown", WireCode.SHUTDOWN)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORD_S):
+                    await self._idle.wait()
 
     def close(self) -> None:
         """End the encoder threads. No connection may be running."""

@@ -16,6 +16,8 @@ from realtime_omni.manager import SessionManager
 from realtime_omni.testing.faults import Gate
 from realtime_omni.testing.inline import small_config
 from realtime_omni.testing.models import TinyKVWorld
+from server.fakes import FakeManager
+from server.wire import Client, make_hub
 
 
 async def test_a_start_that_is_given_up_does_not_wait_for_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,3 +58,24 @@ def test_one_signal_ends_a_server_that_is_still_loading() -> None:
         process.kill()
     assert process.returncode == 0
     assert "Traceback" not in errors
+
+
+async def test_a_shutdown_that_the_engine_does_not_follow_still_says_the_last_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manager = FakeManager()
+    hub = make_hub(manager)
+    client = Client(hub)
+    await client.start(cadence="on_demand")
+
+    async def hang(reason: str = "client") -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(manager.live[client.session_id], "close", hang)
+    await hub.shutdown(0.02)
+    assert await client.end() == (1001, "")
+    assert client.terminal.reason == "shutdown"
+    assert not hub.connections
+    assert len(hub.sessions) == 0
+    hub.close()
+    assert hub.pool.open_lanes == 0
