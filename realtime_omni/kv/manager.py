@@ -248,6 +248,8 @@ class KVBook:
             in_block = {bool(table.block) for table in tables}
             if len(completed) != 1 or in_block != {session in self._open}:
                 raise AssertionError(f"branches of {session!r} disagree: completed {completed}, in a block {in_block}")
+            if self.page_count(session) != len(self.pages_of(session)):
+                raise AssertionError(f"{session!r} counts {self.page_count(session)} pages and lists others")
             for table in tables:
                 table.check()
                 for page in table.pages():
