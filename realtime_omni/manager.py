@@ -90,6 +90,7 @@ class Session:
         self._undelivered: deque[Chunk] = deque()
         self._orphans: set[asyncio.Future[Any]] = set()
         self._closing: asyncio.Future[Any] | None = None
+        self._end: c.Notice | None = None
 
     @property
     def id(self) -> SessionId:
@@ -198,8 +199,12 @@ class Session:
         await self._ask(c.Attach(**self._address()))
 
     def subscribe(self, callback: Callable[[c.Notice], None]) -> Callable[[], None]:
-        """Call back on the event loop for every notice; returns the way to stop it."""
+        """Call back on the event loop for every notice; returns the way to stop it.
+
+        Who comes after the end is told of the end."""
         self._subscribers.append(callback)
+        if self._end is not None:
+            asyncio.get_running_loop().call_soon(self._notify, self._end)
         return lambda: self._subscribers.remove(callback) if callback in self._subscribers else None
 
     def _address(self) -> dict[str, Any]:
@@ -262,6 +267,8 @@ class Session:
 
     def _notify(self, notice: c.Notice) -> None:
         self._see(notice.view)
+        if notice.kind in ENDS:
+            self._end = notice
         for callback in tuple(self._subscribers):
             try:
                 callback(notice)

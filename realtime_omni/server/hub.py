@@ -144,7 +144,6 @@ class WorldHub:
                 await asyncio.shield(door.close("client"))
             raise
         self._say_started(record, model, command, codec)
-        self.bury_if_unknown(record)  # evicted or closed before anybody could subscribe
         _log.info(
             "session started session=%s connection=%s format=%s fps=%g cadence=%s",
             record.id, connection.id, command.format, fps, command.cadence,

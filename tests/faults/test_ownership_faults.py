@@ -14,6 +14,8 @@ from realtime_omni.server.clock import LoopClock
 from realtime_omni.server.hub import WorldHub
 from realtime_omni.server.metrics import Metrics
 from realtime_omni.server.settings import ServerSettings
+from realtime_omni.testing.inline import small_config
+from realtime_omni.testing.models import TinyKVWorld
 from realtime_omni_protocols.world_messages import ErrorMessage, SessionResumed
 from server.fakes import FakeManager
 from server.wire import Client, eventually, make_hub
@@ -115,3 +117,22 @@ async def test_a_reset_of_a_connection_that_was_taken_over_leaves_the_new_ones_r
     await new.drop()
     await hub.shutdown(5)
     hub.close()
+
+
+async def test_a_session_evicted_before_its_client_heard_of_it_ends_as_evicted() -> None:
+    async with SessionManager(TinyKVWorld(), small_config(sessions=1, policy="lru")) as manager:
+        async with serving(manager) as hub:
+            clients = [Client(hub) for _ in range(4)]
+            for client in clients:
+                await client.until("hello")
+            for client in clients:
+                client.send("session.start", format="rgb24", cadence="on_demand")
+            for client in clients:
+                await client.until("session.started")
+            last = hub.sessions.get(manager.sessions()[0].session_id)
+            assert last is not None
+            lost = [client for client in clients if client.of("session.started")[0].session_id != last.id]
+            assert len(lost) == 3
+            for client in lost:
+                assert await client.end() == (4410, "")
+                assert client.terminal.reason == "evicted"
