@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from realtime_omni_client import ConnectError, ProtocolViolation, WorldClient
+from client.test_world_link import RAW, Script
+from protocols.make_vectors import HELLO
+from realtime_omni_client import ConnectError, ConnectionLostError, ProtocolViolation, StartOptions, WorldClient
 from realtime_omni_client.media import latent, make_decoder
 
 
@@ -72,3 +74,17 @@ async def test_an_address_that_is_none_is_a_connect_error() -> None:
             with pytest.raises(ConnectError):
                 async with WorldClient.connect(url, format="rgb24", timeout_s=10):
                     pass
+
+
+async def test_a_server_that_never_answers_an_event_does_not_hang_its_client() -> None:
+    silent = Script(HELLO, RAW)
+
+    async def connector() -> Script:
+        return silent
+
+    world = WorldClient(connector, StartOptions(format="rgb24"), timeout_s=0.1)
+    async with world:
+        with pytest.raises(ConnectionLostError, match="in time"):
+            async with asyncio.timeout(10):
+                await world.hold({"w"})
+    assert [line["type"] for line in silent.sent][:2] == ["session.start", "session.event"]

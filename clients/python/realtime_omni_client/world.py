@@ -213,7 +213,8 @@ class WorldClient:
     ) -> Receipt:
         """One event: a new prompt, keys held from now on, other controls. Returns when the server has accepted it.
 
-        `EventRefusedError` when it has not. While the connection is being resumed the event waits, it is not lost.
+        `EventRefusedError` when it has not. While the connection is being resumed the event waits, it is not lost;
+        `ConnectionLostError` when the server did not answer in time (it may still come to act then).
         """
         everything = list(controls)
         if keys is not None:
@@ -235,7 +236,11 @@ class WorldClient:
         outcome = self._live.outcomes[event_id]
         if text is not None:
             await self._live.push(text)
-        message = await asyncio.shield(accepted)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                message = await asyncio.shield(accepted)
+        except TimeoutError:
+            raise ConnectionLostError("the server did not answer in time") from None
         return Receipt(event_id, message.status, message.pending, message.prompt, outcome)
 
     async def hold(self, keys: Iterable[str]) -> Receipt:
