@@ -59,10 +59,15 @@ class ServerSettings:
         """Resolve a configuration; the key comes from the environment variable that it names.
 
         Raises:
-            ConfigError: a host beyond loopback without a key.
+            ConfigError: a host beyond loopback without a key, or a key that no header can carry.
         """
         server = config.server
         key = (os.environ if env is None else env).get(server.api_key_env) or None
+        if key is not None and key != key.strip():
+            raise ConfigError(
+                f"{server.api_key_env}: the key has white space around it, which no client can send",
+                path="server.api_key_env",
+            )
         loopback = is_loopback(server.host)
         if not loopback and key is None:
             raise ConfigError(

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from realtime_omni.config import Config, ServerSection
+from realtime_omni.errors import ConfigError
 from realtime_omni.server.app import create_app
 from realtime_omni.server.images import decode_image
 from realtime_omni.server.settings import LOOPBACK_HOSTS, ServerSettings, strip_port
@@ -95,3 +97,18 @@ def test_a_picture_taken_sideways_stands_upright() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turn right to see it as it was
     assert decode_image(picture(Image.new("RGB", (4, 8)), "JPEG", exif=exif)).shape == (4, 8, 3)
+
+
+HOSTS = ["0.0.0.0", "::", "0", "127.1", "2130706433", "0x7f000001", "127.0.0.1 ", " ", "[::1]", "::ffff:0.0.0.0"]
+
+
+@pytest.mark.parametrize("host", [*HOSTS, "localhost.localdomain", "example.invalid"])
+def test_only_what_is_surely_loopback_may_do_without_a_key(host: str) -> None:
+    with pytest.raises(ConfigError, match="a key is needed"):
+        ServerSettings.from_config(Config(server=ServerSection(host=host)), {})
+
+
+@pytest.mark.parametrize("key", [" ", "\n", "secret\n", " secret"])
+def test_a_key_that_no_client_can_send_is_refused_at_start(key: str) -> None:
+    with pytest.raises(ConfigError, match="white space"):
+        ServerSettings.from_config(Config(), {"REALTIME_OMNI_API_KEY": key})
