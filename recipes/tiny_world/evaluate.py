@@ -145,14 +145,34 @@ def sharpness_of_places(simulator: Simulator, count: int = 24) -> Tensor:
     return torch.stack(energies)
 
 
+def window_faults(frames: Tensor, keys: Tensor, place: Tensor, expected: Tensor, judge: PlaceClassifier) -> tuple[list, list]:
+    """What is wrong in each 50-frame window of one run [F, 3, H, W]: (start, reason, sharpness, place, motion); and
+    the windows' sharpness ratios."""
+    energy = torch.cat([gradient_energy(part) for part in frames.split(100)])
+    named = torch.cat([judge(part).argmax(-1) for part in frames.split(100)])
+    moved = torch.cat((torch.zeros(1, device=frames.device), (frames[1:] - frames[:-1]).abs().mean((1, 2, 3))))
+    faults, ratios = [], []
+    for begin in range(0, len(frames) - WINDOW + 1, WINDOW):
+        part = slice(begin, begin + WINDOW)
+        ratio = (energy[part] / expected[place[part]]).mean().item()
+        right = (named[part] == place[part]).float().mean().item()
+        pressed = keys[part].any(-1)
+        motion = moved[part][pressed].mean().item() if pressed.any() else 1.0
+        ratios.append(ratio)
+        for wrong, reason in ((not 0.3 <= ratio <= 2.0, "sharpness"), (right < 0.5, "place"), (motion < 0.004, "still")):
+            if wrong:
+                faults.append([begin, reason, round(ratio, 2), round(right, 2), round(motion, 4)])
+    return faults, ratios
+
+
 def collapse_scores(
     simulator: Simulator, rollout: Rollout, judge: PlaceClassifier, seeds: int, frames: int, seed: int, per: int
 ) -> tuple[dict, Tensor]:
     """How many of `seeds` long runs collapse, and every hundredth frame of them.
 
     A run has random keys and changes place about once in 25 blocks. It is collapsed when a
-    50-frame window has a sharpness outside 0.3 to 2 of the simulator's for its places, or is
-    mostly taken for another place, or does not move while keys are held.
+    50-frame window has a sharpness outside 0.3 to 2 of the simulator's mean for its places, or
+    is mostly taken for another place, or does not move while keys are held.
     """
     generator = generator_for(seed + 3, simulator.device)
     maps = random_maps(seeds, generator, simulator.device)
@@ -160,30 +180,19 @@ def collapse_scores(
     keys, place, pose = simulator.drive(maps, total, Player(switch=0.04, still_start=1.0), generator)
     start = to_signed(simulator.draw(maps, place[:, :per], pose[:, :per]))
     ours = rollout(start, keys, place, seed)
-    expected = sharpness_of_places(simulator)
-    bad, reasons, ratios = set(), [], []
-    for row in range(seeds):
-        energy = torch.cat([gradient_energy(part) for part in ours[row].split(100)])
-        named = torch.cat([judge(part).argmax(-1) for part in ours[row].split(100)])
-        moved = (ours[row, 1:] - ours[row, :-1]).abs().mean((1, 2, 3))
-        held = keys[row, 1:].any(-1)
-        for begin in range(0, total - WINDOW + 1, WINDOW):
-            part = slice(begin, begin + WINDOW)
-            ratio = (energy[part] / expected[place[row, part]]).mean().item()
-            ratios.append(ratio)
-            right = (named[part] == place[row, part]).float().mean().item()
-            pressed = held[part]
-            motion = moved[part][pressed].mean().item() if pressed.any() else 1.0
-            for wrong, reason in ((not 0.3 <= ratio <= 2.0, "sharpness"), (right < 0.5, "place"), (motion < 0.004, "still")):
-                if wrong:
-                    bad.add(row)
-                    reasons.append((row, begin, reason, round(ratio, 2), round(right, 2), round(motion, 4)))
-    scores = {
-        "collapsed_seeds": len(bad), "long_rollout_seeds": seeds, "long_rollout_frames": total,
+    return long_run_scores(ours, keys, place, sharpness_of_places(simulator), judge), ours[:, :: max(1, total // 20)].cpu()
+
+
+def long_run_scores(ours: Tensor, keys: Tensor, place: Tensor, expected: Tensor, judge: PlaceClassifier) -> dict:
+    """The collapse numbers of finished runs [B, F, 3, H, W]."""
+    found = [window_faults(ours[row], keys[row], place[row], expected, judge) for row in range(len(ours))]
+    ratios = [ratio for _, row in found for ratio in row]
+    return {
+        "collapsed_seeds": sum(bool(faults) for faults, _ in found),
+        "long_rollout_seeds": len(ours), "long_rollout_frames": ours.shape[1], "long_rollout_windows": len(ratios),
         "long_rollout_sharpness_ratio": {"min": round(min(ratios), 3), "mean": round(sum(ratios) / len(ratios), 3)},
-        "collapsed_windows": [list(reason) for reason in reasons[:20]],
+        "collapsed_windows": [[row, *fault] for row, (faults, _) in enumerate(found) for fault in faults],
     }
-    return scores, ours[:, :: max(1, total // 20)].cpu()
 
 
 def evaluate(
