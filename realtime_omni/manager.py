@@ -31,9 +31,10 @@ from realtime_omni.engine.inbox import Inbox
 from realtime_omni.engine.outbox import Outbox
 from realtime_omni.engine.thread import EngineThread
 from realtime_omni.errors import EngineError, ErrorCode, OmniError, SessionGoneError
+from realtime_omni.handle import ENDS, Session
 from realtime_omni.ids import random_request_id, random_seed, random_session_id
 from realtime_omni.session.session import RequestIdFactory
-from realtime_omni.session.values import Chunk, EventAcceptance, SessionEvent, SessionId
+from realtime_omni.session.values import SessionId
 
 if TYPE_CHECKING:
     from realtime_omni.engine.consumer import TickConsumer
@@ -44,7 +45,6 @@ log = logging.getLogger(__name__)
 
 SessionNotice = c.Notice
 SessionInfo = c.SessionView
-ENDS = frozenset({"closed", "evicted"})
 STUCK_AFTER_S = 60.0
 """No checkpoint for this long while work waits: the server reports itself unhealthy."""
 
@@ -78,202 +78,6 @@ class Health:
 
     ok: bool
     reason: str
-
-
-class Session:
-    """Handle of one session. Safe to share between tasks of one event loop."""
-
-    def __init__(self, manager: SessionManager, view: c.SessionView) -> None:
-        self._manager = manager
-        self._view = view
-        self._subscribers: list[Callable[[c.Notice], None]] = []
-        self._undelivered: deque[Chunk] = deque()
-        self._orphans: set[asyncio.Future[Any]] = set()
-        self._closing: asyncio.Future[Any] | None = None
-        self._end: c.Notice | None = None
-
-    @property
-    def id(self) -> SessionId:
-        return self._view.session_id
-
-    @property
-    def view(self) -> c.SessionView:
-        """Everything the outside may know, as of the latest answer or notice."""
-        return self._view
-
-    @property
-    def state(self) -> str:
-        return self._view.state
-
-    @property
-    def epoch(self) -> int:
-        return self._view.epoch
-
-    @property
-    def chunk_index(self) -> int:
-        """Index of the next chunk = number of committed chunks of this epoch."""
-        return self._view.chunk_index
-
-    @property
-    def prompt(self) -> str | None:
-        return self._view.prompt
-
-    @property
-    def seed(self) -> int:
-        return self._view.seed
-
-    @property
-    def pending_event_count(self) -> int:
-        return self._view.pending_event_count
-
-    async def accept_event(self, event: SessionEvent) -> EventAcceptance:
-        """Queue an event; it is applied by the next tick that starts.
-
-        Raises StateError, EventConflictError, StaleEventError, EventQueueFullError, ArgumentError; nothing changed then.
-        """
-        receipt = await self._ask(c.Accept(**self._address(), event=event))
-        assert isinstance(receipt, EventAcceptance)
-        return receipt
-
-    async def next_chunk(self, outputs: Sequence[str] | None = None) -> Chunk:
-        """The next block of the world. Concurrent calls are served one after the other.
-
-        A chunk that a cancelled call left behind comes first, with the outputs that were asked for then.
-        Raises StateError, TickError (nothing was committed; see ``rollback``), AbortedError, CapacityError.
-        """
-        while self._orphans:
-            await asyncio.wait(self._orphans)
-        left = self._left_behind()
-        if left is not None:
-            return left
-        command = c.Next(**self._address(), outputs=None if outputs is None else tuple(outputs))
-        future = self._manager.send(command)
-        try:
-            chunk = await asyncio.shield(future)
-        except asyncio.CancelledError:
-            self._abandon(command.ticket, future)
-            raise
-        assert isinstance(chunk, Chunk)
-        left = self._left_behind()
-        if left is None:
-            return chunk
-        self._keep(chunk)  # this call waited behind one that was cancelled after its commit
-        return left
-
-    async def reset(
-        self, *, prompt: str | None = None, seed: int | None = None, image: Any = None, start: str | None = None
-    ) -> None:
-        """Chunk 0 of a new epoch; waiting events are discarded, the event floor stays. ``None`` keeps what was given before."""
-        await self._ask(c.Reset(**self._address(), prompt=prompt, seed=seed, image=image, start=start))
-
-    async def rollback(self) -> None:
-        """From FAILED back to the last committed chunk; the same chunk runs again with the same noise."""
-        await self._ask(c.Rollback(**self._address()))
-
-    async def abort(self) -> int | None:
-        """Roll back the running chunk (its caller gets AbortedError); returns its index, or None when nothing ran."""
-        index = await self._ask(c.Abort(**self._address()))
-        return index if isinstance(index, int) else None
-
-    async def close(self, reason: str = "client") -> None:
-        """Release everything. Idempotent; raises CleanupError when the release failed (it is retried by the engine)."""
-        if self._view.state == "closed":
-            return
-        if self._closing is None or self._closing.done():  # calls that overlap share one close and its outcome
-            self._closing = self._manager.send(c.Close(**self._address(), reason=reason))
-        try:
-            await asyncio.shield(self._closing)
-        except SessionGoneError:
-            return
-
-    async def disconnect(self) -> None:
-        """The same as :meth:`close`, under the name a transport looks for."""
-        await self.close("disconnected")
-
-    async def detach(self, grace_s: float) -> None:
-        """Nobody listens any more: close by itself after ``grace_s`` seconds (0: at once) unless ``attach`` comes first."""
-        await self._ask(c.Detach(**self._address(), grace_s=grace_s))
-
-    async def attach(self) -> None:
-        """Somebody is back. Raises SessionGoneError when the grace is over."""
-        await self._ask(c.Attach(**self._address()))
-
-    def subscribe(self, callback: Callable[[c.Notice], None]) -> Callable[[], None]:
-        """Call back on the event loop for every notice; returns the way to stop it.
-
-        Who comes after the end is told of the end."""
-        self._subscribers.append(callback)
-        if self._end is not None:
-            asyncio.get_running_loop().call_soon(self._notify, self._end)
-        return lambda: self._subscribers.remove(callback) if callback in self._subscribers else None
-
-    def _address(self) -> dict[str, Any]:
-        return {
-            "ticket": self._manager.next_ticket(),
-            "session_id": self._view.session_id,
-            "generation": self._view.generation,
-        }
-
-    async def _ask(self, command: c.SessionCommand) -> Any:
-        return await self._manager.send(command)
-
-    def _left_behind(self) -> Chunk | None:
-        """The oldest chunk that was committed and not handed out."""
-        return self._undelivered.popleft() if self._undelivered else None
-
-    def _keep(self, chunk: Chunk) -> None:
-        """For the next call; but what a reset made obsolete is dropped, and nobody will see what its events did."""
-        if chunk.epoch == self._view.epoch:
-            self._undelivered.append(chunk)
-        elif chunk.metadata.applied_event_ids:
-            self._notify(
-                c.Notice(
-                    kind="events_discarded",
-                    session_id=self.id,
-                    generation=self._view.generation,
-                    view=self._view,
-                    reason="reset",
-                    event_ids=chunk.metadata.applied_event_ids,
-                )
-            )
-
-    def _abandon(self, ticket: int, future: asyncio.Future[Any]) -> None:
-        """The caller of ``next_chunk`` is gone: withdraw it, and keep the chunk should it have been committed already."""
-
-        def settled(done: asyncio.Future[Any]) -> None:
-            self._orphans.discard(done)
-            if not done.cancelled() and done.exception() is None:
-                self._keep(done.result())
-
-        if future.done():
-            settled(future)
-            return
-        self._orphans.add(future)
-        future.add_done_callback(settled)
-        try:
-            address = self._address() | {"ticket": 0}
-            self._manager.post(c.Cancel(**address, target=ticket))
-        except OmniError:
-            log.warning("cancel was refused session_id=%s", self.id)
-
-    def _see(self, view: c.SessionView) -> None:
-        if view.generation != self._view.generation:
-            return
-        self._view = view
-        if self._undelivered and self._undelivered[0].epoch != view.epoch:
-            obsolete, self._undelivered = self._undelivered, deque()
-            for chunk in obsolete:
-                self._keep(chunk)
-
-    def _notify(self, notice: c.Notice) -> None:
-        self._see(notice.view)
-        if notice.kind in ENDS:
-            self._end = notice
-        for callback in tuple(self._subscribers):
-            try:
-                callback(notice)
-            except Exception:
-                log.exception("subscriber failed session_id=%s", self.id)
 
 
 class SessionManager:
