@@ -48,7 +48,9 @@ TITLES = {
     "AC-49": "importing config and session packages never loads CUDA or a model runtime",
     "AC-50": "metric labels are bounded and documented; benchmarks validate and name their setting",
 }
-REQUIRED = tuple([f"AC-{number:02d}" for number in range(1, 28)] + ["AC-33", "AC-34", "AC-35", "AC-43", "AC-48", "AC-50"])
+REQUIRED = tuple(
+    [f"AC-{number:02d}" for number in range(1, 28)] + ["AC-33", "AC-34", "AC-35", "AC-43", "AC-48", "AC-50"]
+)
 
 
 @dataclass

@@ -33,7 +33,11 @@ class ClipPool:
             part = slice(self.count, min(self.count + step, capacity))
             drawn = simulator.clips(step, frames, self.generator, Player())
             rows = part.stop - part.start
-            self.frames[part], self.keys[part], self.place[part] = drawn.frames[:rows], drawn.keys[:rows], drawn.place[:rows]
+            self.frames[part], self.keys[part], self.place[part] = (
+                drawn.frames[:rows],
+                drawn.keys[:rows],
+                drawn.place[:rows],
+            )
             self.count = part.stop
         if torch.device(device).type == "cuda":
             torch.cuda.synchronize()

@@ -31,7 +31,9 @@ from recipes.tiny_world.simulator import TURN, Clips, J, L, Player, Simulator, r
 HELD_OUT = 50_000_000
 FRAMES = (3, 6, 12, 24, 48)
 WINDOW = 50
-CLIP_PLAYER = Player(still_start=0.5, switch=0.0, one_way=0.32, turning=0.2)  # a third turns throughout: 270 degrees and more
+CLIP_PLAYER = Player(
+    still_start=0.5, switch=0.0, one_way=0.32, turning=0.2
+)  # a third turns throughout: 270 degrees and more
 CONTEXT = 3
 WEIGHTS = Path(__file__).parents[2] / "realtime_omni/models/tiny_world/weights"
 
@@ -119,7 +121,9 @@ def yaw_scores(simulator: Simulator, clips: Clips, ours: Tensor, per: int, last_
     }
 
 
-def switch_score(simulator: Simulator, rollout: Rollout, judge: PlaceClassifier, count: int, seed: int, per: int) -> float:
+def switch_score(
+    simulator: Simulator, rollout: Rollout, judge: PlaceClassifier, count: int, seed: int, per: int
+) -> float:
     """Share of clips whose first block after a change of place shows the new place."""
     generator = generator_for(seed + 1, simulator.device)
     maps = random_maps(count, generator, simulator.device)
@@ -145,7 +149,9 @@ def sharpness_of_places(simulator: Simulator, count: int = 24) -> Tensor:
     return torch.stack(energies)
 
 
-def window_faults(frames: Tensor, keys: Tensor, place: Tensor, expected: Tensor, judge: PlaceClassifier) -> tuple[list, list]:
+def window_faults(
+    frames: Tensor, keys: Tensor, place: Tensor, expected: Tensor, judge: PlaceClassifier
+) -> tuple[list, list]:
     """What is wrong in each 50-frame window of one run [F, 3, H, W]: (start, reason, sharpness, place, motion); and
     the windows' sharpness ratios."""
     energy = torch.cat([gradient_energy(part) for part in frames.split(100)])
@@ -159,7 +165,11 @@ def window_faults(frames: Tensor, keys: Tensor, place: Tensor, expected: Tensor,
         pressed = keys[part].any(-1)
         motion = moved[part][pressed].mean().item() if pressed.any() else 1.0
         ratios.append(ratio)
-        for wrong, reason in ((not 0.3 <= ratio <= 2.0, "sharpness"), (right < 0.5, "place"), (motion < 0.004, "still")):
+        for wrong, reason in (
+            (not 0.3 <= ratio <= 2.0, "sharpness"),
+            (right < 0.5, "place"),
+            (motion < 0.004, "still"),
+        ):
             if wrong:
                 faults.append([begin, reason, round(ratio, 2), round(right, 2), round(motion, 4)])
     return faults, ratios
@@ -180,7 +190,9 @@ def collapse_scores(
     keys, place, pose = simulator.drive(maps, total, Player(switch=0.04, still_start=1.0), generator)
     start = to_signed(simulator.draw(maps, place[:, :per], pose[:, :per]))
     ours = rollout(start, keys, place, seed)
-    return long_run_scores(ours, keys, place, sharpness_of_places(simulator), judge), ours[:, :: max(1, total // 20)].cpu()
+    return long_run_scores(ours, keys, place, sharpness_of_places(simulator), judge), ours[
+        :, :: max(1, total // 20)
+    ].cpu()
 
 
 def long_run_scores(ours: Tensor, keys: Tensor, place: Tensor, expected: Tensor, judge: PlaceClassifier) -> dict:
@@ -189,15 +201,23 @@ def long_run_scores(ours: Tensor, keys: Tensor, place: Tensor, expected: Tensor,
     ratios = [ratio for _, row in found for ratio in row]
     return {
         "collapsed_seeds": sum(bool(faults) for faults, _ in found),
-        "long_rollout_seeds": len(ours), "long_rollout_frames": ours.shape[1], "long_rollout_windows": len(ratios),
+        "long_rollout_seeds": len(ours),
+        "long_rollout_frames": ours.shape[1],
+        "long_rollout_windows": len(ratios),
         "long_rollout_sharpness_ratio": {"min": round(min(ratios), 3), "mean": round(sum(ratios) / len(ratios), 3)},
         "collapsed_windows": [[row, *fault] for row, (faults, _) in enumerate(found) for fault in faults],
     }
 
 
 def evaluate(
-    quick: bool = False, device: str = "cpu", seed: int = 0, weights: Path = WEIGHTS, name: str = "model.safetensors",
-    rollout: Rollout | None = None, steps: int | None = None, keep: dict | None = None,
+    quick: bool = False,
+    device: str = "cpu",
+    seed: int = 0,
+    weights: Path = WEIGHTS,
+    name: str = "model.safetensors",
+    rollout: Rollout | None = None,
+    steps: int | None = None,
+    keep: dict | None = None,
 ) -> dict:
     """Every number of the model card. `keep`, if given, receives pictures for contact sheets."""
     net = load_net(weights, device, name)
@@ -220,10 +240,15 @@ def evaluate(
         keep |= {"truth": truth, "ours": ours, "long": pictures}
     accelerator = torch.cuda.get_device_name() if torch.device(device).type == "cuda" else platform.machine()
     results["conditions"] = {
-        "hardware": accelerator, "torch": torch.__version__, "seed": seed, "clips": count, "quick": quick,
+        "hardware": accelerator,
+        "torch": torch.__version__,
+        "seed": seed,
+        "clips": count,
+        "quick": quick,
         "share_of_clips_turning_90_degrees": round((turned >= 90).float().mean().item(), 3),
         "weights_sha256": hashlib.sha256((weights / name).read_bytes()).hexdigest(),
-        "sampler_steps": steps or config.sampler_steps, "sampler_shift": config.sampler_shift,
+        "sampler_steps": steps or config.sampler_steps,
+        "sampler_shift": config.sampler_shift,
         "parameters": sum(p.numel() for p in net.parameters()),
     }
     return results

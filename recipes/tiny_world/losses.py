@@ -56,8 +56,14 @@ class Discriminator(nn.Module):
 
 
 def discriminator_loss(
-    judge: Discriminator, real: Tensor, real_told: tuple[Tensor, Tensor], fake: Tensor, fake_told: tuple[Tensor, Tensor],
-    weight_B: Tensor, smooth: float = 10.0, sigma: float = 0.05,
+    judge: Discriminator,
+    real: Tensor,
+    real_told: tuple[Tensor, Tensor],
+    fake: Tensor,
+    fake_told: tuple[Tensor, Tensor],
+    weight_B: Tensor,
+    smooth: float = 10.0,
+    sigma: float = 0.05,
 ) -> Tensor:
     """Hinge loss plus a finite-difference gradient penalty on real pictures (Lin et al. 2025, arXiv 2501.08316)."""
     real_score, fake_score = judge(real, *real_told), judge(fake, *fake_told)

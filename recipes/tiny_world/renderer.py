@@ -139,7 +139,9 @@ def draw_sky(s: dict[str, Tensor], azimuth: Tensor, slope: Tensor) -> Tensor:
     """Colour [B, R, W, 3] of the sky; its silhouettes and sun are fixed to compass directions."""
     up = slope.clamp(0, 1.2)
     colour = mix(s["fog"], s["zenith"], 1 - torch.exp(-up * 2.6))
-    cloud = torch.sin(azimuth * 3 + 2 * torch.sin(azimuth * 2 + slope * 5)) * torch.sin(slope * 11 + torch.cos(azimuth * 4))
+    cloud = torch.sin(azimuth * 3 + 2 * torch.sin(azimuth * 2 + slope * 5)) * torch.sin(
+        slope * 11 + torch.cos(azimuth * 4)
+    )
     band = torch.exp(-(((slope - 0.45) / 0.25) ** 2))
     colour = mix(colour, torch.ones_like(colour), s["cloud"] * (0.5 + 0.5 * cloud) * band * 2)
     turn = azimuth - s["sun_azimuth"] * (math.pi / 180)
@@ -230,8 +232,14 @@ def background(
 
 
 def lay_prop(
-    picture_BRW3: Tensor, scenes: Tensor, place_B: Tensor, pose_B4: Tensor, depth_BW: Tensor,
-    ahead_B: Tensor, aside_B: Tensor, size: int,
+    picture_BRW3: Tensor,
+    scenes: Tensor,
+    place_B: Tensor,
+    pose_B4: Tensor,
+    depth_BW: Tensor,
+    ahead_B: Tensor,
+    aside_B: Tensor,
+    size: int,
 ) -> Tensor:
     """Lay one prop a camera, an upright card `ahead` and `aside` of it, over the picture."""
     s = palettes.columns(scenes[place_B][:, None, None], palettes.SCENE_FIELDS)

@@ -36,8 +36,15 @@ class CachedPass(nn.Module):
         self.net = net
 
     def forward(
-        self, x: Tensor, t: Tensor, keys: Tensor, place: Tensor, frame_index: Tensor,
-        kept_k_LBShd: Tensor, kept_v_LBShd: Tensor, valid_BS: Tensor,
+        self,
+        x: Tensor,
+        t: Tensor,
+        keys: Tensor,
+        place: Tensor,
+        frame_index: Tensor,
+        kept_k_LBShd: Tensor,
+        kept_v_LBShd: Tensor,
+        valid_BS: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         new_k, new_v = [], []
         block_tokens = x.shape[1] * self.net.config.tokens_per_frame
@@ -71,9 +78,11 @@ class KeptRows:
         tokens = slots * config.frames_per_block * config.tokens_per_frame
         shape = (config.layers, rows, tokens, config.heads, config.head_dim)
         return cls(
-            torch.zeros(shape, device=device, dtype=dtype), torch.zeros(shape, device=device, dtype=dtype),
+            torch.zeros(shape, device=device, dtype=dtype),
+            torch.zeros(shape, device=device, dtype=dtype),
             torch.zeros(rows, tokens, device=device, dtype=torch.bool),
-            torch.zeros(rows, device=device, dtype=torch.long), slots,
+            torch.zeros(rows, device=device, dtype=torch.long),
+            slots,
         )
 
     def frame_index(self, frames_per_block: int) -> Tensor:

@@ -214,7 +214,12 @@ class Simulator:
         return torch.stack(keys_list, 1), torch.stack(place_list, 1), torch.stack(pose_list, 1)
 
     def clips(
-        self, count: int, frames: int, generator: torch.Generator, player: Player | None = None, chunk: int | None = None
+        self,
+        count: int,
+        frames: int,
+        generator: torch.Generator,
+        player: Player | None = None,
+        chunk: int | None = None,
     ) -> Clips:
         """Random clips; pictures are drawn `chunk` at a time (see `draw`)."""
         maps = random_maps(count, generator, self.device)

@@ -42,7 +42,9 @@ class Bank:
         device, size = pool.frames.device, config.image_size
         kept = KeptRows.empty(config, rows, device, torch.bfloat16)
         long = torch.zeros(rows, dtype=torch.long, device=device)
-        bank = cls(kept, long, long.clone(), long.clone(), torch.zeros(rows, 3, size, size, device=device), long.clone())
+        bank = cls(
+            kept, long, long.clone(), long.clone(), torch.zeros(rows, 3, size, size, device=device), long.clone()
+        )
         bank.restart(pool, torch.ones(rows, dtype=torch.bool, device=device))
         return bank
 
@@ -131,8 +133,12 @@ class Student:
         self.judge_optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device.type, torch.bfloat16):
             loss = discriminator_loss(
-                self.judge, self.judge_view(before, real), (real_keys, real_place[:, -1]),
-                self.judge_view(self.bank.last, fake), (keys, place[:, -1]), judged,
+                self.judge,
+                self.judge_view(before, real),
+                (real_keys, real_place[:, -1]),
+                self.judge_view(self.bank.last, fake),
+                (keys, place[:, -1]),
+                judged,
             )
         loss.backward()
         reduce(list(self.judge.parameters()))

@@ -72,12 +72,16 @@ class TeacherPass(nn.Module):
         super().__init__()
         self.net, self.attend = net, attend
 
-    def forward(self, context: Tensor, level_c: Tensor, noised: Tensor, level_n: Tensor, keys: Tensor, place: Tensor) -> Tensor:
+    def forward(
+        self, context: Tensor, level_c: Tensor, noised: Tensor, level_n: Tensor, keys: Tensor, place: Tensor
+    ) -> Tensor:
         """context, noised [B, F - frames_per_block, ...]; keys, place of the whole clip; returns like noised."""
         per_block = self.net.config.frames_per_block
         frames = keys.shape[1]
         index = torch.arange(frames, device=keys.device)[None].expand(keys.shape[0], -1)
-        told = [torch.cat((value[:, : frames - per_block], value[:, per_block:]), dim=1) for value in (keys, place, index)]
+        told = [
+            torch.cat((value[:, : frames - per_block], value[:, per_block:]), dim=1) for value in (keys, place, index)
+        ]
         x, t = torch.cat((context, noised), dim=1), torch.cat((level_c, level_n), dim=1)
         h, condition = self.net.trunk(x, t, told[0], told[1], told[2], self.attend)
         return self.net.decode(h[:, context.shape[1] :], condition[:, context.shape[1] :])

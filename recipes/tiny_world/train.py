@@ -104,8 +104,14 @@ class Run:
         if self.team.rank:
             return
         everything = {
-            "net": self.net.state_dict(), "ema": self.ema, "stage": self.stage, "spent": spent, "steps": steps,
-            "optimizers": [o.state_dict() for o in optimizers], "rows": self.rows, "done": done,
+            "net": self.net.state_dict(),
+            "ema": self.ema,
+            "stage": self.stage,
+            "spent": spent,
+            "steps": steps,
+            "optimizers": [o.state_dict() for o in optimizers],
+            "rows": self.rows,
+            "done": done,
         }
         torch.save(everything, self.state / "checkpoint.part")
         os.replace(self.state / "checkpoint.part", self.state / "checkpoint.pt")
@@ -128,8 +134,17 @@ class Run:
 
 def tiny_config() -> NetworkConfig:
     """A few thousand parameters, to try the code on a CPU."""
-    return NetworkConfig(image_size=32, patch=8, width=64, layers=2, heads=1, mlp_width=64, refine_channels=8,
-                         detail_channels=8, window_frames=12)
+    return NetworkConfig(
+        image_size=32,
+        patch=8,
+        width=64,
+        layers=2,
+        heads=1,
+        mlp_width=64,
+        refine_channels=8,
+        detail_channels=8,
+        window_frames=12,
+    )
 
 
 def export(weights: dict[str, Tensor], path: Path) -> None:
@@ -268,7 +283,9 @@ def main(argv: list[str] | None = None) -> None:
     team = Team()
     run = Run(args, team)
     simulator = Simulator(run.config.image_size, team.device, compiled=args.compile)
-    pool = ClipPool(simulator, args.pool, args.frames, args.pool_seconds, args.seed * 1000 + team.rank, min(2048, args.pool))
+    pool = ClipPool(
+        simulator, args.pool, args.frames, args.pool_seconds, args.seed * 1000 + team.rank, min(2048, args.pool)
+    )
     print(f"rank {team.rank}: {pool.count} clips in {pool.seconds:.1f} s", flush=True)
     kept = run.load()
     torch.manual_seed(args.seed + team.rank)

@@ -133,9 +133,7 @@ class Layer(nn.Module):
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.down.weight)
 
-    def forward(
-        self, index: int, x_BFND: Tensor, mod_BF6D: Tensor, cos: Tensor, sin: Tensor, attend: Attend
-    ) -> Tensor:
+    def forward(self, index: int, x_BFND: Tensor, mod_BF6D: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         B, F, N, D = x_BFND.shape
         mod = (mod_BF6D + self.modulation_bias).to(x_BFND.dtype)
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = mod[:, :, None].unbind(dim=3)
@@ -196,9 +194,7 @@ class TinyWorldNet(nn.Module):
             nn.init.zeros_(zero.weight)
             nn.init.zeros_(zero.bias)
 
-    def forward(
-        self, x: Tensor, t: Tensor, keys: Tensor, place: Tensor, frame_index: Tensor, attend: Attend
-    ) -> Tensor:
+    def forward(self, x: Tensor, t: Tensor, keys: Tensor, place: Tensor, frame_index: Tensor, attend: Attend) -> Tensor:
         """The clean block x0 [B, F, 3, H, W] in about [-1, 1].
 
         x [B, F, 3, H, W] noised block; t [B, F] noise level, 0 clean to 1 noise; keys [B, F, 8]
@@ -208,9 +204,7 @@ class TinyWorldNet(nn.Module):
         h, condition = self.trunk(x, t, keys, place, frame_index, attend)
         return self.decode(h, condition)
 
-    def commit(
-        self, x: Tensor, t: Tensor, keys: Tensor, place: Tensor, frame_index: Tensor, attend: Attend
-    ) -> None:
+    def commit(self, x: Tensor, t: Tensor, keys: Tensor, place: Tensor, frame_index: Tensor, attend: Attend) -> None:
         """The same pass for its keys and values alone: every layer calls `attend`, no picture is made."""
         self.trunk(x, t, keys, place, frame_index, attend)
 
