@@ -144,7 +144,8 @@ class Layer(nn.Module):
         seen = attend(index, q, k, v).reshape(B, F, N, D)
         x_BFND = x_BFND + gate_a * self.out(seen)
         h = modulate(self.norm(x_BFND), shift_m, scale_m)
-        return x_BFND + gate_m * self.down(functional.gelu(self.up(h), approximate="tanh"))
+        widened: Tensor = self.down(functional.gelu(self.up(h), approximate="tanh"))
+        return x_BFND + gate_m * widened
 
 
 class Head(nn.Module):
@@ -222,14 +223,16 @@ class TinyWorldNet(nn.Module):
 
     def decode(self, h_BFND: Tensor, condition_BFD: Tensor) -> Tensor:
         shift, scale = self.head_modulation(condition_BFD)[:, :, None].chunk(2, dim=-1)
-        return self.head(modulate(self.norm(h_BFND), shift, scale))
+        picture: Tensor = self.head(modulate(self.norm(h_BFND), shift, scale))
+        return picture
 
     def condition(self, t: Tensor, keys: Tensor, place: Tensor) -> Tensor:
         """[B, F, D] of noise level, keys (of the frame, and summed since the block began) and place."""
         frequencies = torch.exp(torch.linspace(0.0, 6.0, NOISE_FREQUENCIES, device=t.device))
         angles = t.float()[..., None] * frequencies
         noise = torch.cat((angles.cos(), angles.sin()), dim=-1)
-        per_block = keys.unflatten(1, (-1, self.config.frames_per_block))
+        B, _, K = keys.shape
+        per_block = keys.view(B, -1, self.config.frames_per_block, K)
         summed = per_block.cumsum(dim=2).flatten(1, 2) / self.config.frames_per_block
         held = torch.cat((keys, summed), dim=-1)
         dtype = self.embed.weight.dtype
