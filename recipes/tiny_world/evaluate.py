@@ -272,13 +272,14 @@ def save_sheets(keep: dict, folder: Path, tag: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m recipes.tiny_world.evaluate")
+    parser = argparse.ArgumentParser(prog="realtime-omni eval tiny-world")
     parser.add_argument("--quick", action="store_true", help="few clips, under three minutes on two cores")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="sampler steps; default: the config's")
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
     parser.add_argument("--name", default="model.safetensors")
+    parser.add_argument("--json", action="store_true", help="indented JSON on standard output (always so)")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--sheets", type=Path, help="folder for contact sheets")
     args = parser.parse_args(argv)
