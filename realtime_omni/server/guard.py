@@ -28,6 +28,7 @@ class GuardedHttp(H11Protocol):
     """HTTP/1.1 with bounded headers (h11's 64 KiB) and a time by which a request must be complete."""
 
     _deadline: asyncio.TimerHandle | None = None
+    _upgraded = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -35,12 +36,14 @@ class GuardedHttp(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+        # An upgraded connection is the WebSocket's; h11 never hears the end of that request and stays in SEND_BODY.
+        if self._upgraded or self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._disarm()
         elif self._deadline is None and not self.transport.is_closing():
             self._deadline = self.loop.call_later(REQUEST_TIMEOUT_S, self.transport.abort)
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self._upgraded = True
         self._disarm()
         super().handle_websocket_upgrade(event)
 

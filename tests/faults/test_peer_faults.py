@@ -95,6 +95,18 @@ async def test_a_request_that_does_not_end_is_cut(monkeypatch: pytest.MonkeyPatc
         await ended(reader)
 
 
+async def test_a_websocket_outlives_the_time_of_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is for requests: an upgraded connection that says nothing for longer stays open."""
+    monkeypatch.setattr(guard, "REQUEST_TIMEOUT_S", 0.1)
+    async with served() as (port, _), socket_to(port, upgrade(port)) as (reader, writer):
+        await greeted(reader)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.4):
+                await reader.read(1)
+        writer.write(frame(PING, b"still"))
+        assert await next_frame(reader) == (PONG, b"still")
+
+
 async def test_headers_beyond_any_use_are_refused() -> None:
     async with served() as (port, _):
         async with socket_to(port, b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 200_000) as (reader, _):
