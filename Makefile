@@ -21,7 +21,7 @@ PAGE := realtime_omni/server/page
 WEB := clients/web
 
 # Torch's OpenMP workers spin between ticks unless told to sleep; on two cores the spinning starves the event loop.
-export OMP_WAIT_POLICY := PASSIVE
+export OMP_WAIT_POLICY ?= PASSIVE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 export DEBIAN_FRONTEND := noninteractive
