@@ -5,8 +5,8 @@ PYTHON ?= python3
 HOST ?= 127.0.0.1
 PORT ?= 8000
 RECIPE ?= tiny-world
-# One exact torch release: an open range would let pip fetch gigabytes of CUDA libraries. On Linux x86-64, PyPI's own
-# build of it carries CUDA; for a small one: make run TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
+# One exact torch release, so that no later step exchanges it. On Linux x86-64, PyPI's own build of it carries CUDA;
+# for a small one: make run TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
 TORCH_SPEC ?= torch==2.13.0
 TORCH_ARGS ?=
 # The run fails when a required acceptance check has no passing test; make test REQ_STRICT= leaves that out.

@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from realtime_omni.manager import Session, SessionManager
     from realtime_omni.session.values import Artifact, Chunk, ControlInput, EventAcceptance, SessionEvent
+
+# Torch's OpenMP workers spin between ticks unless told to sleep before torch is imported; beside other work on a small
+# machine the spinning makes a tick ten times slower. Whoever has the machine to himself sets ACTIVE.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _HOMES = {
     "SessionManager": "realtime_omni.manager",

@@ -129,6 +129,8 @@ def version() -> None:
 
 def main() -> None:
     """The console script. A refused request is one line on stderr, never a traceback."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # so that `serve mymodel:MyWorld` finds a file of the current folder
     try:
         app()
     except ConfigError as error:

@@ -127,6 +127,7 @@ class Desk:
         spec = self._consumer.spec
         outputs = resolve_outputs(command.outputs, spec.artifacts)
         seed = int(check_event_id(command.seed, "seed"))
+        self._check_image(command.image)
         session_id, generation = self._registry.claim(command.session_id)
         prompt = self._prompt(command.prompt, command.start, spec.default_prompt)
         session = Session(
@@ -195,6 +196,10 @@ class Desk:
             raise ArgumentError(f"no start picture {name!r}; known: {', '.join(known) or 'none'}", path="start")
         return name
 
+    def _check_image(self, image: object) -> None:
+        if image is not None and not self._consumer.spec.takes_image:
+            raise ArgumentError("this model starts from no picture", code=ErrorCode.IMAGE_INVALID, path="image")
+
     def _abort(self, entry: Entry) -> int | None:
         """Roll the running chunk back; returns its index, or None when nothing runs."""
         entry.session.lifecycle.require("abort")
@@ -213,6 +218,7 @@ class Desk:
     def _reset(self, entry: Entry, command: c.Reset) -> None:
         entry.session.lifecycle.require("reset")
         old = entry.setup
+        self._check_image(command.image)
         fresh_picture = command.image is not None or command.start is not None
         setup = replace(
             old,

@@ -64,6 +64,8 @@ class ModelSpec:
     serial: bool = False
     """Only batches of one; asking for more is refused at start (rows A28, AC-17)."""
     horizon_frames: int | None = None
+    takes_image: bool = False
+    """A client may give its own start picture; otherwise one is refused instead of ignored."""
     prefill: bool = False
     """Before its first chunk a session commits one block of its own (the start image) through :meth:`WorldModel.prefill`."""
 

@@ -150,6 +150,7 @@ class TinyKVWorld:
             serial=serial,
             horizon_frames=horizon_frames,
             prefill=prefill,
+            takes_image=prefill,
         )
 
     @property

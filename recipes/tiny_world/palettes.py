@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# fmt: off  (tables: one row a line)
+# Tables, one row a line:
+# fmt: off
 
 NONE = 1e4  # a period so long that its line is never met
 

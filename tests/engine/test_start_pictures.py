@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from realtime_omni.errors import ArgumentError
 from realtime_omni.models.base import ModelSpec
 from realtime_omni.models.null.model import NullWorld
 from realtime_omni.testing.inline import InlineEngine
@@ -35,3 +37,15 @@ def test_a_reset_with_a_picture_moves_to_its_place_and_one_without_stays() -> No
     assert engine.reset(view.session_id, start="dawn-1").prompt == "dawn"
     assert engine.reset(view.session_id, seed=3).prompt == "dawn"
     assert engine.reset(view.session_id, start="dusk-1", prompt="noon").prompt == "noon"
+
+
+def test_a_picture_for_a_model_that_takes_none_is_refused_not_ignored() -> None:
+    """At creation and at a reset; nothing has changed then."""
+    engine = InlineEngine(Pictures())
+    picture = np.zeros((8, 8, 3), np.uint8)
+    with pytest.raises(ArgumentError, match="no picture"):
+        engine.create(image=picture)
+    view = engine.create()
+    with pytest.raises(ArgumentError, match="no picture"):
+        engine.reset(view.session_id, image=picture)
+    assert engine.view(view.session_id).epoch == 0

@@ -298,6 +298,7 @@ def _spec(config: NetworkConfig, fps: float) -> ModelSpec:
         default_prompt=PLACES[0].prompt,
         start_prompts={name: PLACES[place_index(name.rsplit("-", 1)[0])].prompt for name in starts},
         rollback_safe=True,
+        takes_image=True,
         prefill=True,
     )
 
