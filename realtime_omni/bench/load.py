@@ -40,7 +40,6 @@ class Record:
     gap_ms: list[float] = field(default_factory=list)
     key_to_chunk_ms: list[float] = field(default_factory=list)
     resume_ms: list[float] = field(default_factory=list)
-    receipt_ms: list[float] = field(default_factory=list)
     deadlines: int = 0
     met: int = 0
     chunks: int = 0
@@ -85,7 +84,6 @@ class Client:
             await ws.send(json.dumps(start))
             hello = await self._sock.text("session.started")
             record.sessions += 1
-            self._hello = hello
             self._token, self._session_id = hello["resume_token"], hello["session_id"]
             self._frames = hello["frames_per_block"]
             self._period_s = self._frames / hello["fps"]
@@ -215,7 +213,6 @@ class Client:
         self._token = resumed["resume_token"]
         sock.seq = last_seq
         self._sock = sock
-        self._resume_began = began
 
         def frame_came(at: float) -> None:
             self._record.resume_ms.append((at - began) * 1000)
