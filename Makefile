@@ -38,7 +38,7 @@ help:
 	@echo "make format sort imports and format the Python files"
 	@echo "make clean  remove .venv and the stamps"
 
-run: install
+run: $(STAMPS)/serve
 	@exec $(BIN)/realtime-omni serve $(RECIPE) --host $(HOST) --port $(PORT)
 
 test: lint imports web pytest
@@ -60,9 +60,15 @@ $(STAMPS)/torch: $(STAMPS)/venv
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) install $(TORCH_ARGS) "$(TORCH_SPEC)"
 	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $@
 
+# What serving needs.
+$(STAMPS)/serve: $(STAMPS)/torch pyproject.toml
+	$(PIP) install --quiet -c $(STAMPS)/torch -e ".[server]"
+	@touch $@
+
+# What the checks need too.
 $(STAMPS)/install: $(STAMPS)/torch pyproject.toml
 	$(PIP) install --quiet -c $(STAMPS)/torch -e ".[all]"
-	@touch $@
+	@touch $@ $(STAMPS)/serve
 
 # $(call system_package,COMMAND,PACKAGES): installs Debian packages unless COMMAND is there already.
 define system_package

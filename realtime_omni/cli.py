@@ -71,6 +71,9 @@ def serve(
     from realtime_omni.config import load
 
     config = load(target, os.environ, [*(overrides or ()), *flags])
+    _module("realtime_omni.models.catalog").load_class(
+        config.model
+    )  # before the port: a wrong name is the nearer mistake
     _module("realtime_omni.server.run").serve(config)
 
 
@@ -103,8 +106,14 @@ def check_model(
     """Check a model against the model contract, rule by rule."""
     from realtime_omni.config import load
 
-    report = _module("realtime_omni.testing.check_model").check_model(load(name, os.environ, overrides or ()))
-    print(report)
+    def say(finding: object) -> None:
+        print(finding, flush=True)
+
+    print(f"model {name}", flush=True)
+    report = _module("realtime_omni.testing.check_model").check_model(
+        load(name, os.environ, overrides or ()), found=say
+    )
+    print(report.verdict)
     _exit_with(0 if report.passed else 1)
 
 

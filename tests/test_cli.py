@@ -52,6 +52,14 @@ def test_serve_without_arguments_serves_the_embedded_model_on_loopback(
     assert (served[0].model, served[0].server.host, served[0].server.port) == ("tiny-world", "127.0.0.1", 8000)
 
 
+def test_an_unknown_recipe_is_refused_before_the_port_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], served: list[Config]
+) -> None:
+    assert run(monkeypatch, "serve", "nosuch") == 2
+    assert served == []
+    assert "unknown model 'nosuch'" in capsys.readouterr().err
+
+
 @pytest.mark.req("AC-48")
 def test_a_refused_configuration_never_reaches_the_server_and_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], served: list[Config]

@@ -182,6 +182,7 @@ def _model(manager: Backend) -> dict[str, object]:
         "default_prompt": model.default_prompt,
         "prompts": list(model.prompts),
         "starts": list(model.starts),
+        "takes_image": model.takes_image,
         "controls": [
             {
                 "track": item.track,

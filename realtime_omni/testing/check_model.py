@@ -34,6 +34,7 @@ from realtime_omni.session.values import (
 )
 from realtime_omni.testing.faults import at, inject
 from realtime_omni.testing.inline import InlineEngine, small_config
+from realtime_omni.testing.malformed import example, malformed
 from realtime_omni.testing.snapshot import changed, snapshot
 from realtime_omni.testing.watch import WatchedModel
 
@@ -74,14 +75,25 @@ class Report:
     def passed(self) -> bool:
         return all(f.passed is not False for f in self.findings)
 
-    def __str__(self) -> str:
+    @property
+    def verdict(self) -> str:
         failed = sum(f.passed is False for f in self.findings)
-        verdict = "keeps the model contract" if self.passed else f"breaks {failed} of {len(self.findings)} rules"
-        return "\n".join([f"model {self.model}", *map(str, self.findings), f"{self.model} {verdict}"])
+        said = "keeps the model contract" if self.passed else f"breaks {failed} of {len(self.findings)} rules"
+        return f"{self.model} {said}"
+
+    def __str__(self) -> str:
+        return "\n".join([f"model {self.model}", *map(str, self.findings), self.verdict])
 
 
-def check_model(target: WorldModel | Config | str, *, dtype: str = "float32") -> Report:
+def check_model(
+    target: WorldModel | Config | str,
+    *,
+    dtype: str = "float32",
+    found: Callable[[Finding], None] = lambda finding: None,
+) -> Report:
     """Check a model object (of ``dtype``), the model of a configuration, or one by catalog name or ``package.module:Class``.
+
+    ``found`` is called with each rule's finding as soon as the rule is done.
 
     Raises ConfigError when there is no such model or its recipe is refused; everything else is in the report.
     """
@@ -92,8 +104,12 @@ def check_model(target: WorldModel | Config | str, *, dtype: str = "float32") ->
     else:
         config, model = small_config(dtype=dtype), target
     lab = Lab(WatchedModel(model), config)
+    findings: list[Finding] = []
     with _quiet():
-        return Report(model.spec.name, tuple(_apply(rule, lab) for rule in RULES))
+        for rule in RULES:
+            findings.append(_apply(rule, lab))
+            found(findings[-1])
+    return Report(model.spec.name, tuple(findings))
 
 
 @contextmanager
@@ -231,6 +247,28 @@ def _prompts(lab: Lab) -> str | None:
     raise AssertionError("a control of an unknown schema was accepted")
 
 
+def _controls(lab: Lab) -> str | None:
+    """A control as declared acts, and a malformed one is refused with a code."""
+    if not lab.spec.controls:
+        raise Skip("the model takes no controls")
+    engine, refused = lab.engine("a"), 0
+    for number, known in enumerate(lab.spec.controls):
+        name, data = f"{known.track}/{known.schema}", example(known.json_schema)
+        engine.accept("a", number, controls=(ControlInput(known.track, known.schema, data),))
+        engine.next("a")
+        for what, wrong in malformed(known.json_schema, data):
+            try:
+                control = ControlInput(known.track, known.schema, wrong)
+                lab.model.understand(SessionEvent(EventId(0), controls=(control,)))
+            except ArgumentError:
+                refused += 1
+            except Exception as error:
+                raise AssertionError(f"{name}: {what}: {type(error).__name__} instead of an ArgumentError") from error
+            else:
+                raise AssertionError(f"{name}: {what}: accepted")
+    return f"{refused} ways of being wrong"
+
+
 def _batch(lab: Lab) -> str | None:
     """A batch of N equals N batches of one."""
     if lab.spec.serial:
@@ -363,6 +401,7 @@ def _gives_back(lab: Lab) -> str | None:
 RULES: tuple[Callable[[Lab], str | None], ...] = (
     _spec,
     _prompts,
+    _controls,
     _points,
     _batch,
     _drops,

@@ -57,6 +57,7 @@ PASSES = 2
 DECLARED_RATE_HZ = 24000
 RUNTIME_RATE_HZ = 16000
 TRACK, SCHEMA = "move", "testing.move.v1"
+DX = {"type": "object", "properties": {"dx": {"type": "integer"}}, "required": ["dx"]}
 PROMPTS = ("red", "green", "blue")
 PREFILL_STEP = 900
 
@@ -143,7 +144,7 @@ class TinyKVWorld:
             width=WIDTH,
             fps=8.0,
             frames_per_block=FRAMES,
-            controls=(ControlSchema(TRACK, SCHEMA, {"type": "object"}, "dx: an integer added to everything"),),
+            controls=(ControlSchema(TRACK, SCHEMA, DX, "dx: an integer added to everything"),),
             prompts=PROMPTS,
             default_prompt=PROMPTS[0],
             rollback_safe=rollback_safe,

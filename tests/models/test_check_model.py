@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -14,7 +15,8 @@ from realtime_omni import cli
 from realtime_omni.errors import ConfigError
 from realtime_omni.models.base import Checkpoint, Step, StepBatch
 from realtime_omni.session.values import Artifact, SessionEvent
-from realtime_omni.testing.check_model import Report, check_model
+from realtime_omni.testing.check_model import Finding, Report, check_model
+from realtime_omni.testing.malformed import example, malformed
 from realtime_omni.testing.models import Knobs, TinyKVWorld, TinyState
 from realtime_omni.testing.snapshot import changed, snapshot
 
@@ -108,6 +110,15 @@ class Credulous(TinyKVWorld):
         return event.prompt
 
 
+class Careless(TinyKVWorld):
+    """Looks into a control without looking what it is."""
+
+    def understand(self, event: SessionEvent) -> str | None:
+        for control in event.controls:
+            control.data["dx"] + 1
+        return super().understand(event)
+
+
 class Floats(TinyKVWorld):
     """Hands out pictures as floats."""
 
@@ -169,6 +180,8 @@ class Forgets(TinyKVWorld):
         (Uninterruptible, "Every pass has a checkpoint"),
         (Stubborn, "A row that leaves"),
         (Credulous, "Every declared prompt"),
+        (Credulous, "A control as declared"),
+        (Careless, "A control as declared"),
         (Floats, "Every artifact"),
         (Half, "A reset world"),
         (Shapeless, "The declaration"),
@@ -191,6 +204,40 @@ def test_the_null_model_passes_by_name_and_from_the_command_line(
         cli.main()
     assert exited.value.code in (0, None)
     assert "null keeps the model contract" in capsys.readouterr().out
+
+
+def test_findings_are_told_as_soon_as_each_rule_is_done() -> None:
+    told: list[Finding] = []
+    report = check_model(TinyKVWorld(), dtype="float64", found=told.append)
+    assert tuple(told) == report.findings
+
+
+SCRIPT = {
+    "type": "object",
+    "properties": {
+        "mode": {"const": "script"},
+        "frames": {"type": "array", "items": {"type": "array"}, "minItems": 2, "maxItems": 2},
+        "t_ms": {"type": "number", "minimum": 0},
+    },
+    "required": ["mode", "frames"],
+    "additionalProperties": False,
+}
+
+
+def test_malformed_controls_are_all_refused_by_a_reference_validator() -> None:
+    good = example(SCRIPT)
+    assert good == {"mode": "script", "frames": [[], []]}
+    wrong = list(malformed(SCRIPT, good))
+    validator = jsonschema.Draft202012Validator(SCRIPT)
+    # A validator takes NaN for a number; JSON has none.
+    assert [what for what, data in wrong if validator.is_valid(data)] == ["data.t_ms is NaN"]
+    what = {text for text, _ in wrong}
+    assert {
+        "data.mode is missing",
+        "data has a field too many",
+        "data.frames is too long",
+        "data.frames is too short",
+    } < what
 
 
 def test_a_model_that_breaks_the_contract_is_exit_status_1(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,7 @@ class FakeModelInfo:
     controls: tuple[FakeControl, ...] = (FakeControl(),)
     prompts: tuple[str, ...] = ("a red room", "a blue room")
     starts: tuple[str, ...] = ("door",)
+    takes_image: bool = True
     default_prompt: str | None = "a red room"
     artifacts: tuple[ArtifactSpec, ...] = (
         ArtifactSpec("frames", Modality.VIDEO, Representation.DECODED, "TCHW", fps=10.0, primary=True),

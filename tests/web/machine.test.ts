@@ -120,18 +120,28 @@ describe("the machine", () => {
     expect(() => tell(machine, { ...RESUMED, replayed_from: 3 })).toThrow(ProtocolError);
   });
 
-  it("sends prompts again that never arrived, and only those", () => {
+  it("sends every event again that has no answer, unchanged and in order, until it has one", () => {
     const machine = started();
     machine.event({ prompt: "first" });
-    machine.event({ prompt: "second" });
-    machine.event({ prompt: "third" });
+    const second = machine.heldKeys("camera", ["w"], 5).message;
+    const third = machine.event({ prompt: "third" }).message;
     tell(machine, { type: "event.accepted", seq: 2, event_id: 0, status: "accepted", pending: 1 });
     machine.detach();
+    const fourth = machine.event({ prompt: "said while nobody listened" }).message;
     machine.resume();
-    tell(machine, { ...RESUMED, replayed_from: 3, next_event_id: 2 }); // the second had arrived, its answer will come
-    expect(machine.takeLostPrompts()).toEqual(["third"]);
-    expect(machine.takeLostPrompts()).toEqual([]);
-    expect(machine.event({ prompt: "third" }).eventId).toBe(3);
+    tell(machine, { ...RESUMED, replayed_from: 3, next_event_id: 2 }); // the second had arrived, its answer was lost
+    expect(machine.unansweredEvents()).toEqual([second, third, fourth]);
+    tell(machine, { type: "event.accepted", seq: 3, event_id: 1, status: "duplicate", pending: 0 });
+    tell(machine, { type: "error", code: "stale", message: "", event_id: 2, fatal: false });
+    expect(machine.unansweredEvents()).toEqual([fourth]);
+    expect(machine.event({ prompt: "next" }).eventId).toBe(4);
+  });
+
+  it("takes what has no answer along through a reload", () => {
+    const machine = started();
+    const { message } = machine.event({ prompt: "x" });
+    const back = WorldMachine.restore(JSON.parse(JSON.stringify(machine.save())) as NonNullable<ReturnType<WorldMachine["save"]>>);
+    expect(back.unansweredEvents()).toEqual([message]);
   });
 
   it("offers what the server says can be done about a failure", () => {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from web.world_page import PHONE, PHONE_ON_ITS_SIDE, OpenPage, StartServer, World
+from web.world_page import LAPTOP_SMALL, PHONE, PHONE_ON_ITS_SIDE, OpenPage, StartServer, World
 
 pytestmark = pytest.mark.browser
 
@@ -233,6 +233,75 @@ def test_start_over_keeps_the_session_and_end_ends_it(open_page: OpenPage, url: 
     assert world.text("#card-title") == "You have left the world"
     world.page.click("#card-actions button")
     assert world.moves()["sessionId"] != session
+
+
+def test_a_seed_that_is_none_is_told_and_nothing_begins_with_it(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    world.moves()
+    world.page.fill("#seed", "seven")
+    assert world.page.is_visible("#seed-error")
+    world.page.click("#reset")
+    assert world.page.evaluate("document.activeElement.id") == "seed"
+    world.moves()
+    assert world.stats()["epoch"] == 0
+    world.page.fill("#seed", "7")
+    assert not world.page.is_visible("#seed-error")
+    world.page.click("#reset")
+    world.wait("s.epoch === 1")
+
+
+@pytest.mark.parametrize(("starts", "takes_image"), [([], False), ([], True), (["door"], False)])
+def test_only_the_beginnings_that_the_model_takes_are_offered(
+    open_page: OpenPage, url: str, starts: list[str], takes_image: bool
+) -> None:
+    model = {"name": "tiny-world", "prompts": [], "starts": starts, "takes_image": takes_image}
+    world = open_page(url, routes={"**/v1/models": lambda route: route.fulfill(json={"models": [model]})})
+    world.moves()
+    assert world.page.is_visible("#starts-section") == (bool(starts) or takes_image)
+    assert world.page.is_visible("#own-start") == takes_image
+
+
+def test_who_walks_straight_on_is_told_how_to_turn(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    world.moves()
+    assert world.page.is_visible("#hint >> text=walk")
+    world.page.keyboard.down("w")
+    world.page.wait_for_selector("#hint >> text=turn", state="hidden")
+    world.page.wait_for_selector("#hint >> text=turn")
+    assert not world.page.is_visible("#hint >> text=walk")
+    world.page.keyboard.press("l")
+    world.moves()
+    assert not world.page.is_visible("#hint")
+
+
+@pytest.mark.parametrize("viewport", [LAPTOP_SMALL, PHONE], ids=["laptop", "phone"])
+def test_no_suggested_place_is_cut_off(open_page: OpenPage, url: str, viewport: dict[str, int]) -> None:
+    places = [
+        "Brick dungeon",
+        "Snowy valley",
+        "Desert ruins",
+        "Green garden",
+        "Night city",
+        "Lava cave",
+        "A long name of a place " * 3,
+    ]
+    model = {"name": "tiny-world", "prompts": places, "starts": [], "takes_image": True}
+    started = """const parse = JSON.parse; JSON.parse = (text, ...rest) => {
+        const value = parse(text, ...rest);
+        if (value?.type === 'session.started') value.prompts = [];
+        return value;
+    }"""  # the fake suggests places of its own
+    routes = {"**/v1/models": lambda route: route.fulfill(json={"models": [model]})}
+    world = open_page(url, viewport=viewport, routes=routes, before=started)
+    world.moves()
+    chips = world.page.evaluate("""[...document.querySelectorAll('#prompts button')].map((chip) => {
+        const box = chip.getBoundingClientRect();
+        return { whole: chip.scrollWidth <= chip.clientWidth, right: box.right, bottom: box.bottom };
+    })""")
+    assert len(chips) == len(places)
+    assert all(chip["whole"] and chip["right"] <= viewport["width"] for chip in chips)
+    if viewport is LAPTOP_SMALL:
+        assert chips[-1]["bottom"] < viewport["height"] / 2, "the places leave room for the rest"
 
 
 def test_an_own_picture_is_cut_to_size_and_sent(open_page: OpenPage, url: str) -> None:

@@ -29,6 +29,7 @@ BROWSER_ARGS = [
 ]
 
 LAPTOP = {"width": 1366, "height": 768}
+LAPTOP_SMALL = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
 PHONE_ON_ITS_SIDE = {"width": 844, "height": 390}
 

@@ -2,7 +2,11 @@
 // <img>) because they may need the key, and drawn on canvases because the content security policy allows nothing but 'self'.
 
 export interface StartPicture { name: string; url: string }
-export interface ModelInfo { name: string; prompts: string[]; starts: StartPicture[] }
+export interface ModelInfo {
+  name: string; prompts: string[]; starts: StartPicture[];
+  /** Whether a session may begin from a picture of the user's. */
+  takesImage: boolean;
+}
 
 const KEY_ITEM = "realtime_omni.key";
 
@@ -34,7 +38,7 @@ export async function fetchPicture(url: string): Promise<ImageBitmap> {
 }
 
 function modelOf(entry: unknown, base: string): ModelInfo | null {
-  if (typeof entry === "string") return { name: entry, prompts: [], starts: [] };
+  if (typeof entry === "string") return { name: entry, prompts: [], starts: [], takesImage: true };
   if (typeof entry !== "object" || entry === null) return null;
   const fields = entry as Record<string, unknown>;
   const name = fields.name ?? fields.id;
@@ -46,7 +50,7 @@ function modelOf(entry: unknown, base: string): ModelInfo | null {
     return [typeof url === "string" ? { name: startName, url: base + new URL(url, location.origin).pathname } : startOf(name, startName, base)];
   });
   const prompts = (Array.isArray(fields.prompts) ? fields.prompts : []).filter((prompt) => typeof prompt === "string");
-  return { name, prompts, starts };
+  return { name, prompts, starts, takesImage: fields.takes_image !== false };
 }
 
 export function startOf(model: string, start: string, base: string): StartPicture {

@@ -14,11 +14,13 @@ import { Panel, promptOf } from "./panel";
 import { WorldPicture } from "./picture";
 import { Player } from "./player";
 import { HELD_KEYS_SCHEMA, type Chunk, type Format, type Frame, type ServerError, type ServerMessage, type Started } from "./protocol";
-import { linkText, View } from "./view";
+import { linkText, View, type Hint } from "./view";
 
 export interface AppOptions { format: Format | null; model: string | null; debug: boolean }
 
 const START_PICTURE_BYTES = 3_000_000; // a session.start may be 4 MiB
+const TURNS: readonly string[] = ["j", "l"];
+const STRAIGHT_ON_S = 2.5; // long enough to reach the next wall
 const OVER = new Set(["session_gone", "session_not_found", "resume_refused", "session_exists"]);
 
 export class App {
@@ -37,7 +39,8 @@ export class App {
   });
   private readonly controls = new Controls(byId("view"), byId("stick"), {
     onKeys: (keys, at) => {
-      if (keys.length > 0) this.walked = true;
+      this.walked ||= keys.length > 0;
+      this.turned ||= keys.some((key) => TURNS.includes(key));
       this.sendKeys(at);
     },
     onShortcut: (name) => (name === "prompt" ? this.panel.focusPrompt() : this.togglePause()),
@@ -62,8 +65,9 @@ export class App {
   private lastChunk: Chunk | null = null;
   private pausedByPage = false;
   private leaving = false;
-  private promptForLater: string | null = null;
   private walked = false;
+  private turned = false;
+  private walkedFrames = 0;
   private reachable = true;
   private errors: string[] = [];
   private readonly startedAt = performance.now();
@@ -147,7 +151,7 @@ export class App {
     const info = this.models.find(({ name }) => name === this.model);
     if (!info) return;
     this.panel.prompts(info.prompts);
-    this.panel.starts(info.starts);
+    this.panel.starts(info.starts, info.takesImage);
   }
 
   private useKey(key: string): void {
@@ -156,6 +160,7 @@ export class App {
   }
 
   private async renew(): Promise<void> {
+    if (!this.panel.seedIsValid()) return;
     if (this.live || this.machine.phase === "failed") this.connection.send(this.machine.command("session.close"));
     keptSession.forget();
     this.stopShowing();
@@ -172,6 +177,7 @@ export class App {
   }
 
   private async reset(): Promise<void> {
+    if (!this.panel.seedIsValid()) return;
     if (!this.live && this.machine.phase !== "failed") return void this.renew();
     const options: ResetOptions = {};
     if (this.panel.seed !== undefined) options.seed = this.panel.seed;
@@ -193,11 +199,9 @@ export class App {
   }
 
   private prompt(prompt: string): void {
-    if (!this.live) {
-      this.promptForLater = prompt; // a short loss of the connection does not lose what was typed
-      return;
-    }
-    this.connection.send(this.machine.event({ prompt }).message);
+    if (!this.live && !this.machine.canResume) return;
+    const { message } = this.machine.event({ prompt }); // kept by the machine while the connection is lost
+    if (this.live) this.connection.send(message);
     this.view.say(`Going there: ${prompt}`);
   }
 
@@ -247,15 +251,12 @@ export class App {
     switch (message.type) {
       case "session.started":
         this.player.stop();
-        this.promptForLater = null;
         this.settle(message);
         return this.playing();
       case "session.resumed":
         if (this.settle(this.machine.session!)) this.machine.skipToReceived();
         this.connection.send(this.machine.ack());
-        for (const prompt of this.machine.takeLostPrompts()) this.prompt(prompt);
-        if (this.promptForLater !== null) this.prompt(this.promptForLater);
-        this.promptForLater = null;
+        for (const event of this.machine.unansweredEvents()) this.connection.send(event);
         this.sendKeys(null); // what the server believes to be held was released with the connection
         if (this.machine.phase === "failed") return;
         return this.machine.phase === "paused" ? this.paused() : this.playing();
@@ -301,7 +302,7 @@ export class App {
     byId<HTMLSelectElement>("model").value = session.model;
     if (session.prompts.length > 0) this.panel.prompts(session.prompts);
     if (!this.models.some(({ name }) => name === session.model)) {
-      this.panel.starts(session.starts.map((name) => startOf(session.model, name, this.base)));
+      this.panel.starts(session.starts.map((name) => startOf(session.model, name, this.base)), true);
     }
     this.panel.showSeed(this.machine.seed);
     this.panel.facts({
@@ -345,8 +346,16 @@ export class App {
     this.latency.shown(frame.appliedEventId, now);
     if (["live", "paused", "failed"].includes(this.machine.phase)) this.connection.send(this.machine.ack());
     if (this.machine.phase === "live") this.view.hide();
-    this.view.hint(!this.walked && this.track !== null);
+    this.view.hint(this.hintNow());
     this.place();
+  }
+
+  /** How to walk, until the first key; then how to turn, should someone walk straight on and on. */
+  private hintNow(): Hint {
+    if (this.track === null) return "none";
+    if (!this.walked) return "walk";
+    if (this.controls.held.keys().length > 0) this.walkedFrames += 1;
+    return !this.turned && this.walkedFrames > STRAIGHT_ON_S * this.machine.session!.fps ? "turn" : "none";
   }
 
   private place(): void {

@@ -16,6 +16,7 @@ export class StateError extends Error {}
 /** What a page keeps to come back to its session after a reload. */
 export interface Saved {
   started: Started; lastSeq: number; epoch: number; received: number; framesDue: number; nextEventId: number;
+  unanswered: [number, ClientMessage][];
 }
 
 export class WorldMachine {
@@ -33,11 +34,15 @@ export class WorldMachine {
   can: FailureAction[] = [];
   private token = "";
   private nextEventId = 0;
-  private readonly unanswered = new Map<number, string>(); // prompts that were sent and not accepted or refused yet
-  private lostPrompts: string[] = [];
+  private readonly unanswered = new Map<number, ClientMessage>(); // events that were not accepted or refused yet, in order
   private received = 0; // frames of this epoch that have arrived
   private shown = 0; // frames of this epoch that were drawn
   private framesDue = 0; // binary frames that the last chunk message announced
+
+  /** A session whose connection is lost, and that waits for the next one. */
+  get canResume(): boolean {
+    return this.phase === "detached" || this.phase === "resuming";
+  }
 
   // ------------------------------------------------------------------------------------------------ client messages
 
@@ -55,18 +60,18 @@ export class WorldMachine {
     };
   }
 
+  /** Without a connection the event is kept, and is among `unansweredEvents` after the resume. */
   event(what: { prompt?: string; controls?: Control[] }): { message: ClientMessage; eventId: number } {
-    this.need("live", "paused");
+    this.need("live", "paused", "detached", "resuming");
     const eventId = this.nextEventId++;
-    if (what.prompt !== undefined) this.unanswered.set(eventId, what.prompt);
-    return { message: { type: "session.event", event_id: eventId, ...what }, eventId };
+    const message: ClientMessage = { type: "session.event", event_id: eventId, ...what };
+    this.unanswered.set(eventId, message);
+    return { message, eventId };
   }
 
-  /** Prompts that got lost with the last connection, once. Held keys are not among them: only the present ones matter. */
-  takeLostPrompts(): string[] {
-    const prompts = this.lostPrompts;
-    this.lostPrompts = [];
-    return prompts;
+  /** What has to be sent again right after `session.resumed`, unchanged and in this order. */
+  unansweredEvents(): ClientMessage[] {
+    return [...this.unanswered.values()];
   }
 
   heldKeys(track: string, keys: string[], tMs: number): { message: ClientMessage; eventId: number } {
@@ -132,7 +137,7 @@ export class WorldMachine {
     if (!this.session || this.phase === "closed") return null;
     const { lastSeq, epoch, received, framesDue, nextEventId } = this;
     const started = { ...this.session, resume_token: this.token, prompt: this.prompt || null, seed: this.seed };
-    return { started, lastSeq, epoch, received, framesDue, nextEventId };
+    return { started, lastSeq, epoch, received, framesDue, nextEventId, unanswered: [...this.unanswered] };
   }
 
   static restore(saved: Saved): WorldMachine {
@@ -144,6 +149,7 @@ export class WorldMachine {
     machine.received = machine.shown = saved.received;
     machine.framesDue = saved.framesDue;
     machine.nextEventId = saved.nextEventId;
+    for (const [id, message] of saved.unanswered) machine.unanswered.set(id, message);
     return machine;
   }
 
@@ -189,8 +195,6 @@ export class WorldMachine {
         this.codec = message.codec;
         if (message.replayed_from !== this.lastSeq + 1) throw new ProtocolError("a gap in the replay", "$.replayed_from");
         this.phase = message.state === "playing" ? "live" : message.state;
-        this.lostPrompts = [...this.unanswered].filter(([id]) => id >= message.next_event_id).map(([, prompt]) => prompt);
-        this.unanswered.clear();
         this.nextEventId = Math.max(this.nextEventId, message.next_event_id);
         return;
       case "event.accepted":

@@ -26,6 +26,13 @@ export function promptOf(start: string, prompts: readonly string[]): string | nu
   return found.length === 1 ? found[0]! : null;
 }
 
+/** The seed that a text means: undefined (any) when there is none, null when it is no seed. */
+export function seedOf(text: string): number | undefined | null {
+  const digits = text.trim();
+  if (digits === "") return undefined;
+  return /^\d+$/.test(digits) && Number.isSafeInteger(Number(digits)) ? Number(digits) : null;
+}
+
 export class Panel {
   /** What the next reset or session begins from. */
   beginning: Beginning = null;
@@ -48,8 +55,12 @@ export class Panel {
     byId("dice").addEventListener("click", () => {
       this.seedInput.value = String(Math.floor(Math.random() * 1_000_000));
       this.seedTyped = true;
+      this.showSeedError();
     });
-    this.seedInput.addEventListener("input", () => { this.seedTyped = true; });
+    this.seedInput.addEventListener("input", () => {
+      this.seedTyped = true;
+      this.showSeedError();
+    });
     this.seedInput.addEventListener("keydown", (event) => { if (event.key === "Enter") hooks.onReset(); });
     this.modelSelect.addEventListener("change", () => hooks.onModel(this.modelSelect.value));
     const upload = byId<HTMLInputElement>("upload");
@@ -75,16 +86,33 @@ export class Panel {
     this.prompt.select();
   }
 
-  /** The seed that was typed since the last beginning, when it is one. */
+  /** The seed that was typed since the last beginning; none typed: any. */
   get seed(): number | undefined {
-    if (!this.seedTyped) return undefined;
-    const value = Number(this.seedInput.value.trim() || NaN);
-    return Number.isSafeInteger(value) && value >= 0 ? value : undefined;
+    const seed = seedOf(this.seedInput.value);
+    return this.seedTyped && typeof seed === "number" ? seed : undefined;
+  }
+
+  /** Whether a world can begin with what the seed's field holds; when not, the field says why and gets the focus. */
+  seedIsValid(): boolean {
+    const valid = this.showSeedError();
+    if (!valid) {
+      this.open(true);
+      this.seedInput.focus();
+    }
+    return valid;
   }
 
   showSeed(seed: number): void {
     this.seedTyped = false;
     this.seedInput.value = String(seed);
+    this.showSeedError();
+  }
+
+  private showSeedError(): boolean {
+    const valid = seedOf(this.seedInput.value) !== null;
+    this.seedInput.setAttribute("aria-invalid", String(!valid));
+    byId("seed-error").hidden = valid;
+    return valid;
   }
 
   models(models: ModelInfo[], chosen: string): void {
@@ -113,7 +141,9 @@ export class Panel {
     }
   }
 
-  starts(starts: readonly StartPicture[]): void {
+  starts(starts: readonly StartPicture[], takesImage: boolean): void {
+    byId("starts-section").hidden = starts.length === 0 && !takesImage;
+    byId("own-start").hidden = !takesImage;
     const stems = starts.map(({ name }) => stemOf(name));
     const list = byId("starts");
     const own = list.lastElementChild!;

@@ -15,6 +15,8 @@ const STRIP = [
   ["rtt", "round trip", "Network round trip", false],
 ] as const;
 
+/** `walk`: all the keys. `turn`: those for turning alone. */
+export type Hint = "none" | "walk" | "turn";
 export type StripName = (typeof STRIP)[number][0];
 
 export class View {
@@ -88,9 +90,10 @@ export class View {
     this.toastTimer = window.setTimeout(() => setText(toast, ""), tone === "bad" ? 7_000 : 3_500);
   }
 
-  /** How to walk, until the first key. */
-  hint(shown: boolean): void {
-    byId("hint").hidden = !shown;
+  hint(hint: Hint): void {
+    const element = byId("hint");
+    element.hidden = hint === "none";
+    element.dataset.hint = hint;
   }
 
   hide(): void {

@@ -69,7 +69,14 @@ class NullWorld:
                 ControlSchema(
                     "camera",
                     "realtime_omni.held_keys.v1",
-                    {"type": "object", "properties": {"keys": {"type": "array"}, "t_ms": {"type": "number"}}},
+                    {
+                        "type": "object",
+                        "properties": {
+                            "keys": {"type": "array", "items": {"type": "string"}},
+                            "t_ms": {"type": "number"},
+                        },
+                        "required": ["keys"],
+                    },
                     "The keys held from now on.",
                 ),
             ),
@@ -101,6 +108,9 @@ class NullWorld:
             keys = control.data.get("keys")
             if not isinstance(keys, tuple) or not all(isinstance(k, str) for k in keys):
                 raise ArgumentError("keys must be a list of strings", code=ErrorCode.CONTROL_INVALID, path="data.keys")
+            t_ms = control.data.get("t_ms", 0)
+            if isinstance(t_ms, bool) or not isinstance(t_ms, int | float):
+                raise ArgumentError("t_ms must be a number", code=ErrorCode.CONTROL_INVALID, path="data.t_ms")
         return None if event.prompt is None else self._hue(event.prompt)
 
     def new_reducer(self) -> ControlReducer:

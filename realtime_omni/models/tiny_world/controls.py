@@ -23,7 +23,9 @@ TRACK = "camera"
 SCRIPT = "lingbot.camera_actions.v1"
 HELD = "realtime_omni.held_keys.v1"
 
-_KEY_LIST = {"type": "array", "items": {"type": "string", "enum": list(KEYS)}, "maxItems": 2 * len(KEYS)}
+MAX_KEYS = 2 * len(KEYS)
+
+_KEY_LIST = {"type": "array", "items": {"type": "string", "enum": list(KEYS)}, "maxItems": MAX_KEYS}
 
 
 def schemas(frames_per_block: int) -> tuple[ControlSchema, ...]:
@@ -97,6 +99,8 @@ def _only(data: Mapping[str, Any], known: set[str]) -> None:
 def _check_keys(keys: object, path: str) -> None:
     if not isinstance(keys, tuple) or not all(isinstance(k, str) for k in keys):
         raise _invalid("must be a list of keys", path)
+    if len(keys) > MAX_KEYS:
+        raise _invalid(f"must have at most {MAX_KEYS} keys", path)
     for key in keys:
         if key.lower() not in KEYS:
             raise _invalid(f"unknown key {key!r}; known: {' '.join(KEYS)}", path)

@@ -109,7 +109,7 @@ class TinyWorld:
         """Raises ArgumentError: ``prompt_unknown``, ``image_invalid``, or a start picture that does not exist."""
         if setup.image is not None and setup.start is not None:
             raise ArgumentError("give an image or a start picture, not both", path="start")
-        place, known = nearest_place(setup.prompt if setup.prompt is not None else PLACES[0].prompt)
+        place, known = nearest_place(setup.prompt if setup.prompt is not None else PLACES[0].title)
         if setup.image is not None:
             return TinyWorldState(place, self._fit(setup.image))
         name = setup.start
@@ -293,10 +293,10 @@ def _spec(config: NetworkConfig, fps: float) -> ModelSpec:
         fps=fps,
         frames_per_block=config.frames_per_block,
         controls=schemas(config.frames_per_block),
-        prompts=tuple(p.prompt for p in PLACES),
+        prompts=tuple(p.title for p in PLACES),
         starts=starts,
-        default_prompt=PLACES[0].prompt,
-        start_prompts={name: PLACES[place_index(name.rsplit("-", 1)[0])].prompt for name in starts},
+        default_prompt=PLACES[0].title,
+        start_prompts={name: PLACES[place_index(name.rsplit("-", 1)[0])].title for name in starts},
         rollback_safe=True,
         takes_image=True,
         prefill=True,

@@ -1,4 +1,4 @@
-"""The places tiny-world was trained on: their names, the words that mean them, their prompts.
+"""The places tiny-world was trained on: their names, and the words that mean them.
 
 Owns: the order of the place embedding (a place's index is its row) and the vocabulary. It
 must not know how a prompt is matched; that is the adapter's.
@@ -11,11 +11,10 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """One place: `name` is its id on the wire, `words` what a prompt may call it."""
+    """One place: `name` is its id, `title` the prompt that is suggested for it, `words` what a prompt may call it."""
 
     name: str
     title: str
-    prompt: str
     words: tuple[str, ...]
 
 
@@ -23,7 +22,6 @@ PLACES: tuple[Place, ...] = (
     Place(
         "dungeon",
         "Brick dungeon",
-        "A torch-lit brick dungeon with heavy wooden doors",
         (
             "dungeon",
             "brick",
@@ -45,7 +43,6 @@ PLACES: tuple[Place, ...] = (
     Place(
         "snow",
         "Snowy valley",
-        "A snowy valley with log cabins, pines and mountains",
         (
             "snow",
             "snowy",
@@ -69,7 +66,6 @@ PLACES: tuple[Place, ...] = (
     Place(
         "desert",
         "Desert ruins",
-        "Sandstone ruins in the desert under a hot sun",
         (
             "desert",
             "sand",
@@ -92,7 +88,6 @@ PLACES: tuple[Place, ...] = (
     Place(
         "garden",
         "Green garden",
-        "A green garden with hedges, round trees and white walls",
         (
             "garden",
             "green",
@@ -115,7 +110,6 @@ PLACES: tuple[Place, ...] = (
     Place(
         "city",
         "Night city",
-        "A city at night with lit windows and street lamps",
         (
             "city",
             "night",
@@ -138,7 +132,6 @@ PLACES: tuple[Place, ...] = (
     Place(
         "lava",
         "Lava cave",
-        "A dark cave with glowing cracks of lava",
         (
             "lava",
             "cave",

@@ -147,7 +147,7 @@ def test_a_rollout_through_the_engine_equals_a_plain_loop_with_dense_attention(
     plain = {}
     for seed, name in enumerate("abc"):
         place = PLACES[seed]
-        engine.create(name, prompt=place.prompt, seed=seed)
+        engine.create(name, prompt=place.title, seed=seed)
         start = to_float(starts[f"{place.name}-{seed % 2 + 1}"])
         plain[name] = PlainWorld(net, start, seed, seed)
     pressed: dict[str, tuple[str, ...]] = dict.fromkeys("abc", ())
@@ -156,7 +156,7 @@ def test_a_rollout_through_the_engine_equals_a_plain_loop_with_dense_attention(
         pressed[mover] = (KEYS[number % 8], KEYS[(3 * number) % 8])
         engine.accept(mover, number, controls=[keys_event(*pressed[mover])])
         if number == 3:
-            engine.accept("a", 100, prompt=PLACES[5].prompt)
+            engine.accept("a", 100, prompt=PLACES[5].title)
             plain["a"].place = 5
         chunks = engine.next_all("abc")
         for name, chunk in zip("abc", chunks, strict=True):
@@ -183,7 +183,7 @@ def test_the_adapter_keeps_the_model_contract(starts: dict[str, np.ndarray]) -> 
 
 def test_keys_place_seed_and_start_change_the_picture(starts: dict[str, np.ndarray]) -> None:
     def first(
-        keys: tuple[str, ...] = (), prompt: str = PLACES[0].prompt, seed: int = 0, start: str | None = None
+        keys: tuple[str, ...] = (), prompt: str = PLACES[0].title, seed: int = 0, start: str | None = None
     ) -> bytes:
         engine = engine_of(small_net())
         engine.create("a", prompt=prompt, seed=seed, start=start)
@@ -191,7 +191,7 @@ def test_keys_place_seed_and_start_change_the_picture(starts: dict[str, np.ndarr
             engine.accept("a", 0, controls=[keys_event(*keys)])
         return bytes(engine.next("a").artifacts["frames"].data.tobytes())
 
-    worlds = [first(), first(("w",)), first(prompt=PLACES[1].prompt), first(seed=2), first(start="dungeon-2")]
+    worlds = [first(), first(("w",)), first(prompt=PLACES[1].title), first(seed=2), first(start="dungeon-2")]
     assert len(set(worlds)) == 5
 
 
@@ -249,7 +249,7 @@ def test_a_picture_that_is_none_is_refused_and_takes_no_place(starts: dict[str, 
 
 def test_a_start_is_known_by_name_and_not_given_together_with_an_image(starts: dict[str, np.ndarray]) -> None:
     engine = engine_of(small_net())
-    assert engine.create("a", start="snow-2").prompt == PLACES[1].prompt
+    assert engine.create("a", start="snow-2").prompt == PLACES[1].title
     with pytest.raises(ArgumentError, match="known: dungeon-1") as unknown:
         engine.create("b", start="moon-1")
     assert unknown.value.path == "start"
