@@ -59,6 +59,7 @@ def kv_spec(config: Config, spec: ModelSpec) -> KVSpec:
         sink_frames=kv.sink_frames if config.kv.sink_frames is None else config.kv.sink_frames,
         window_frames=kv.window_frames if config.kv.window_frames is None else config.kv.window_frames,
         page_tokens=kv.page_tokens if config.kv.page_tokens is None else config.kv.page_tokens,
+        rewind_blocks=config.kv.rewind_blocks,
         requested_sessions=config.kv.requested_sessions,
         max_in_flight=1 if spec.serial else config.engine.max_batch,
         dtype_bytes=DTYPE_BYTES[config.dtype],

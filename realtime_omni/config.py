@@ -69,6 +69,8 @@ class KVSection(Section, frozen=True, kw_only=True):
     requested_sessions: Count = 8
     sink_frames: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
     window_frames: Count | None = None
+    rewind_blocks: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    """How many blocks a session can go back. Every block after the first costs a block's frames of every session."""
 
 
 class EngineSection(Section, frozen=True, kw_only=True):

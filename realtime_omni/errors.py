@@ -52,6 +52,7 @@ class ErrorCode(StrEnum):
     ARTIFACT = "artifact"
     ABORTED = "aborted"
     HORIZON = "horizon"
+    NOT_RETAINED = "not_retained"
     CAPACITY = "capacity"
     CLEANUP_FAILED = "cleanup_failed"
     UNSUPPORTED = "unsupported"

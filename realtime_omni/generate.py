@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from typing import Any, Protocol
 
 from realtime_omni.engine.consumer import Done, PlannedRow, Release
-from realtime_omni.errors import ChunkMetadataError, CleanupError, ConfigError, ErrorCode, TickError
+from realtime_omni.errors import ChunkMetadataError, CleanupError, ConfigError, ErrorCode, StateError, TickError
 from realtime_omni.models.base import ControlReducer, LatestWinsReducer, ModelSpec, RowOutput, SessionSetup
 from realtime_omni.session.values import Artifact, ChunkMetadata, SessionEvent, SessionId, TickRequest
 
@@ -109,6 +109,10 @@ class GenerateConsumer:
     def abortable(self) -> bool:
         return False  # the foreign worker may have committed the block: whether it did is not known
 
+    @property
+    def rewind_blocks(self) -> int:
+        return 0  # the world is the foreign worker's
+
     def new_reducer(self) -> ControlReducer:
         return self._reducer_factory()
 
@@ -133,6 +137,15 @@ class GenerateConsumer:
     def reset(self, setup: SessionSetup) -> Release:
         self._order[setup.session_id] = None  # a failed session was closed at the worker; now it is there again
         return self._rpc("reset_ar_diffusion_session", setup.session_id)
+
+    def fork(self, session_id: SessionId, name: SessionId) -> None:
+        raise StateError("a foreign engine cannot fork a session", code=ErrorCode.UNSUPPORTED)
+
+    def rewind(self, session_id: SessionId, chunk_index: int) -> None:
+        raise StateError("a foreign engine cannot rewind a session", code=ErrorCode.UNSUPPORTED)
+
+    def retained(self, session_id: SessionId) -> Sequence[int]:
+        return ()
 
     def release(self, session_id: SessionId) -> Release:
         if session_id not in self._order:

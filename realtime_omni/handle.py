@@ -36,6 +36,8 @@ class Session:
         self._orphans: set[asyncio.Future[Any]] = set()
         self._closing: asyncio.Future[Any] | None = None
         self._end: c.Notice | None = None
+        self._epoch_began = 0
+        """The chunk that the last reset or rewind went back to."""
 
     @property
     def id(self) -> SessionId:
@@ -70,6 +72,11 @@ class Session:
     @property
     def pending_event_count(self) -> int:
         return self._view.pending_event_count
+
+    @property
+    def oldest_rewind(self) -> int | None:
+        """The smallest chunk that :meth:`rewind` can go back to; None where the session can neither be rewound nor forked."""
+        return self._view.oldest_rewind
 
     async def accept_event(self, event: SessionEvent) -> EventAcceptance:
         """Queue an event; it is applied by the next tick that starts.
@@ -110,6 +117,37 @@ class Session:
     ) -> None:
         """Chunk 0 of a new epoch; waiting events are discarded, the event floor stays. ``None`` keeps what was given before."""
         await self._ask(c.Reset(**self._address(), prompt=prompt, seed=seed, image=image, start=start))
+
+    async def fork(self, new_id: str | None = None) -> Session:
+        """A new session that equals this one at its last committed chunk; this one goes on undisturbed.
+
+        It shares all KV and model state, and has the same seed, prompt, controls, requested outputs, epoch, past (for
+        ``rewind``) and setup (for ``reset``). Its event ids start above this one's floor; waiting events are not inherited.
+
+        Args:
+            new_id: 1-64 of ``A-Z a-z 0-9 . _ -``; minted when None.
+
+        Raises:
+            StateError: the id exists (``session_exists``); this session is closing, resetting or has lost its state; or
+                forks are not possible here (``unsupported``: the model is not rollback-safe, or a foreign engine's).
+            CapacityError: no place is left.
+        """
+        return await self._manager.open_session(c.Fork(**self._address(), name=new_id))
+
+    async def rewind(self, chunk_index: int) -> c.SessionView:
+        """Go back to the moment when ``chunk_index`` was the next chunk, in a new epoch; returns the view.
+
+        Prompt, controls and world are those of that moment; the same events make the same chunks again, bit for bit. A
+        running or waiting ``next_chunk`` gets AbortedError, waiting events are discarded, the event floor stays. From FAILED
+        it also recovers, where ``rollback`` could.
+
+        Raises:
+            ArgumentError: not a chunk of the past (``chunk_index``), or one that is no longer retained (``not_retained``;
+                see ``oldest_rewind``). Nothing has changed.
+            StateError: as for :meth:`fork`.
+        """
+        await self._ask(c.Rewind(**self._address(), chunk_index=chunk_index))
+        return self._view
 
     async def rollback(self) -> None:
         """From FAILED back to the last committed chunk; the same chunk runs again with the same noise."""
@@ -167,17 +205,17 @@ class Session:
         return self._undelivered.popleft() if self._undelivered else None
 
     def _keep(self, chunk: Chunk) -> None:
-        """For the next call; but what a reset made obsolete is dropped, and nobody will see what its events did."""
+        """For the next call; but one of an earlier epoch is dropped, and nobody will see what its undone events did."""
         if chunk.epoch == self._view.epoch:
             self._undelivered.append(chunk)
-        elif chunk.metadata.applied_event_ids:
+        elif chunk.chunk_index >= self._epoch_began and chunk.metadata.applied_event_ids:
             self._notify(
                 c.Notice(
                     kind="events_discarded",
                     session_id=self.id,
                     generation=self._view.generation,
                     view=self._view,
-                    reason="reset",
+                    reason="rewind" if self._epoch_began else "reset",
                     event_ids=chunk.metadata.applied_event_ids,
                 )
             )
@@ -204,6 +242,8 @@ class Session:
     def _see(self, view: c.SessionView) -> None:
         if view.generation != self._view.generation:
             return
+        if view.epoch != self._view.epoch:
+            self._epoch_began = view.chunk_index
         self._view = view
         if self._undelivered and self._undelivered[0].epoch != view.epoch:
             obsolete, self._undelivered = self._undelivered, deque()

@@ -187,14 +187,7 @@ class SessionManager:
             start=start,
             outputs=None if outputs is None else tuple(outputs),
         )
-        future = self.send(command)
-        try:
-            handle = await asyncio.shield(future)
-        except asyncio.CancelledError:
-            future.add_done_callback(self._close_unwanted)
-            raise
-        assert isinstance(handle, Session)
-        return handle
+        return await self.open_session(command)
 
     def get_session(self, session_id: str) -> Session:
         """Raises SessionGoneError: closed (``session_gone``) or never known (``session_not_found``)."""
@@ -283,6 +276,17 @@ class SessionManager:
         future: asyncio.Future[Any] = self._loop.create_future()
         self._futures[command.ticket] = future
         return future
+
+    async def open_session(self, command: c.Create | c.Fork) -> Session:
+        """Post a command that opens a session; should its caller go away, the session is closed again."""
+        future = self.send(command)
+        try:
+            handle = await asyncio.shield(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(self._close_unwanted)
+            raise
+        assert isinstance(handle, Session)
+        return handle
 
     def post(self, command: c.Command) -> None:
         """Post a command without an answer."""

@@ -48,6 +48,13 @@ class Next(SessionCommand):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fork(SessionCommand):
+    """A second session that is what ``session_id`` is at its last committed chunk, under the id ``name`` (None: minted)."""
+
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControlCommand(SessionCommand):
     """Marks the control lane."""
 
@@ -67,6 +74,11 @@ class Abort(ControlCommand):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback(ControlCommand):
     pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewind(ControlCommand):
+    chunk_index: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +136,10 @@ class Notice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionView:
-    """What the outside may know of a session; a copy, never the session."""
+    """What the outside may know of a session; a copy, never the session.
+
+    ``oldest_rewind`` is the smallest chunk index that a rewind can go back to (at most ``chunk_index``), or None where the
+    session can be neither rewound nor forked: a model or foreign engine whose state is no value, or state that is gone."""
 
     session_id: SessionId
     generation: Generation
@@ -139,5 +154,6 @@ class SessionView:
     state_bytes: int
     attached: bool
     can_rollback: bool
+    oldest_rewind: int | None
     created_at_s: float
     last_used_at_s: float

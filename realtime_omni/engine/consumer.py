@@ -84,6 +84,11 @@ class TickConsumer(Protocol):
         """A row that is dropped leaves its session as it was. If not, dropping a row without ending its session fails it."""
         ...
 
+    @property
+    def rewind_blocks(self) -> int:
+        """How many blocks a session can go back. 0: a session's state is no value here, so it cannot be forked either."""
+        ...
+
     def understand(self, event: SessionEvent) -> str | None: ...
 
     def new_reducer(self) -> ControlReducer: ...
@@ -106,6 +111,19 @@ class TickConsumer(Protocol):
 
     def reset(self, setup: SessionSetup) -> Release:
         """Start the session over with a new setup. Raises ArgumentError, changing nothing, when the setup cannot be."""
+        ...
+
+    def fork(self, session_id: SessionId, name: SessionId) -> None:
+        """Take a place for session ``name``, which is what ``session_id`` is at its last committed block, and copy no KV.
+        A tick of ``session_id`` may be running. Raises CapacityError; only asked for when ``rewind_blocks`` is not 0."""
+        ...
+
+    def rewind(self, session_id: SessionId, chunk_index: int) -> None:
+        """Go back to the boundary before a chunk that ``retained`` names. No tick of the session may be running."""
+        ...
+
+    def retained(self, session_id: SessionId) -> Sequence[int]:
+        """The chunks that ``rewind`` can go back to, rising; the next chunk is not among them."""
         ...
 
     def release(self, session_id: SessionId) -> Release:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from realtime_omni.artifacts import resolve_outputs
 from realtime_omni.clock import Clock
 from realtime_omni.engine import commands as c
+from realtime_omni.engine.branches import Branches
 from realtime_omni.engine.consumer import TickConsumer
 from realtime_omni.engine.endings import Endings
 from realtime_omni.engine.entry import MAX_WAITERS, Entry, Waiter
@@ -66,8 +67,9 @@ class Desk:
         self._request_ids = request_ids
         self._max_pending_events = max_pending_events
         self._horizon_frames = horizon_frames
+        self._branches = Branches(registry, consumer, front, openings, clock, self._stop)
         self._arrivals = 0
-        self.created = 0
+        self._created = 0
 
     def handle(self, command: c.Command) -> None:
         """Never raises: whatever is wrong with a command is the answer to that command."""
@@ -83,6 +85,11 @@ class Desk:
             log.exception("command failed command=%s", type(command).__name__)
             refused = StateError(f"{type(command).__name__.lower()} failed", code=ErrorCode.INTERNAL)
             self._front.fail(command.ticket, refused)
+
+    @property
+    def created(self) -> int:
+        """Sessions so far, forks included."""
+        return self._created + self._branches.forked
 
     def close(self, entry: Entry, reason: str, ticket: int = 0) -> None:
         """Out of the running batch first, then the one close path."""
@@ -110,6 +117,10 @@ class Desk:
             case c.Rollback():
                 self._rollback(entry)
                 self._front.ok(command.ticket, None, entry)
+            case c.Fork():
+                self._branches.fork(entry, command)
+            case c.Rewind():
+                self._branches.rewind(entry, command)
             case c.Reset():
                 self._reset(entry, command)
             case c.Close():
@@ -139,13 +150,14 @@ class Desk:
             request_ids=self._request_ids,
             frames_per_block=spec.frames_per_block,
             horizon_frames=spec.horizon_frames if self._horizon_frames is None else self._horizon_frames,
+            rewind_blocks=self._consumer.rewind_blocks,
         )
         setup = SessionSetup(session_id, prompt, seed, command.image, command.start)
         self._openings.take_place(setup)  # last: from here on nothing can fail, so no place is lost
         now_s = self._clock.now_s()
         entry = Entry(session, setup, outputs, created_at_s=now_s, last_used_at_s=now_s)
         self._registry.add(session_id, entry)
-        self.created += 1
+        self._created += 1
         self._openings.begin(entry, command.ticket)
 
     def _prompt(self, given: str | None, start: str | None, otherwise: str | None) -> str | None:
@@ -228,9 +240,12 @@ class Desk:
             start=self._start(command.start) if fresh_picture else old.start,
         )
         self._consumer.check_setup(setup)  # a refused reset does not cost the running tick
-        stopped = AbortedError("the session was reset")
+        self._stop(entry, AbortedError("the session was reset"))
+        self._openings.reset(entry, setup, command.ticket)
+
+    def _stop(self, entry: Entry, stopped: Exception) -> None:
+        """No tick of the session runs or waits any more; whoever asked for one gets ``stopped``."""
         self._withdraw(entry, stopped, True)
         for waiter in entry.waiters:
             self._front.fail(waiter.ticket, stopped, entry)
         entry.waiters.clear()
-        self._openings.reset(entry, setup, command.ticket)

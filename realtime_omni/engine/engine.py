@@ -35,6 +35,7 @@ from realtime_omni.engine.outbox import Outbox
 from realtime_omni.engine.scheduler import Due, choose
 from realtime_omni.errors import ErrorCode, OmniError, StateError, TickError
 from realtime_omni.models.base import RowOutput
+from realtime_omni.session.lifecycle import SessionState
 from realtime_omni.session.registry import Registry
 from realtime_omni.session.session import RequestIdFactory
 from realtime_omni.session.values import Chunk, ChunkIndex, ChunkTimings, SessionId, TickRequest
@@ -238,8 +239,11 @@ class Engine:
         """Raises AssertionError when an invariant is broken. Between cycles no page may be reserved."""
         self.consumer.check()
         for entry in self.registry:
-            entry.session.check()
+            session = entry.session
+            session.check()
             assert len(entry.waiters) <= MAX_WAITERS
+            if entry.can_rollback and session.state in (SessionState.ACTIVE, SessionState.FAILED):
+                assert [m.chunk_index for m in session.past] == list(self.consumer.retained(session.id))
         if not self._flights:
             assert all(e.session.in_flight is None for e in self.registry), "a tick is in flight outside a batch"
 

@@ -34,9 +34,15 @@ class Front:
             state_bytes=self._consumer.state_bytes(session.id),
             attached=entry.lease_until_s is None,
             can_rollback=entry.can_rollback,
+            oldest_rewind=self._oldest_rewind(entry),
             created_at_s=entry.created_at_s,
             last_used_at_s=entry.last_used_at_s,
         )
+
+    def _oldest_rewind(self, entry: Entry) -> int | None:
+        if not self._consumer.rewind_blocks or not entry.can_rollback:
+            return None
+        return min(self._consumer.retained(entry.session.id), default=entry.session.chunk_index)
 
     def ok(self, ticket: int, value: Any = None, entry: Entry | None = None) -> None:
         if ticket:

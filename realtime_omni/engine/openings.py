@@ -17,6 +17,7 @@ from realtime_omni.errors import CapacityError, OmniError, TickError
 from realtime_omni.models.base import SessionSetup
 from realtime_omni.session.lifecycle import SessionState, Trigger
 from realtime_omni.session.registry import Registry
+from realtime_omni.session.values import SessionId
 
 log = logging.getLogger(__name__)
 
@@ -65,22 +66,29 @@ class Openings:
         Raises CapacityError, or what the consumer has against the setup; nobody is evicted for a setup that cannot be."""
         if len(self._registry) >= self._max_sessions:
             self._consumer.check_setup(setup)
-            if not self._evict_one():
-                raise CapacityError(f"all {self._max_sessions} sessions are taken")
-        try:
-            self._consumer.open(setup)
-        except CapacityError:
-            if not self._evict_one():
-                raise
-            self._consumer.open(setup)
+        self._take(lambda: self._consumer.open(setup))
 
-    def _evict_one(self) -> bool:
+    def take_place_of_fork(self, parent: SessionId, name: SessionId) -> None:
+        """The same for a fork. Raises CapacityError; the parent is never evicted for its fork."""
+        self._take(lambda: self._consumer.fork(parent, name), spared=parent)
+
+    def _take(self, open_: Callable[[], None], spared: SessionId | None = None) -> None:
+        if len(self._registry) >= self._max_sessions and not self._evict_one(spared):
+            raise CapacityError(f"all {self._max_sessions} sessions are taken")
+        try:
+            open_()
+        except CapacityError:
+            if not self._evict_one(spared):
+                raise
+            open_()
+
+    def _evict_one(self, spared: SessionId | None) -> bool:
         """Close the least recently used idle session; True when its place is free now.
 
         A victim whose cleanup fails frees nothing, and the next one is tried: its fault is not the newcomer's. While a
         close takes time no other session is evicted: a place will be free soon."""
         while self._evict and not any(e.session.state is SessionState.CLOSING for e in self._registry):
-            victim = self._victim()
+            victim = self._victim(spared)
             if victim is None:
                 return False
             self._endings.close(victim, "evicted")
@@ -88,9 +96,9 @@ class Openings:
                 return True
         return False
 
-    def _victim(self) -> Entry | None:
+    def _victim(self, spared: SessionId | None) -> Entry | None:
         """A failed session whose worker state is gone costs nobody a world; else the least recently used idle one."""
-        idle = [e for e in self._registry if e.is_idle]
+        idle = [e for e in self._registry if e.is_idle and e.session.id != spared]
         released = [e for e in idle if e.released]
         if released:
             return min(released, key=lambda e: e.last_used_at_s)

@@ -2,6 +2,8 @@
 
 Owns what a resident session costs: its KV places (through the book), its model state, its seed. Must not know lifecycles,
 events or waiters. A session's state is replaced, never edited, and only in ``commit``; its pages become history only there.
+So a moment of a session is two references, a state and a count of frames: the last ``rewind_blocks`` of them are kept, and a
+fork copies no more than those.
 
 One run is one batch::
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from realtime_omni.engine.consumer import Done, PlannedRow, Release
@@ -47,11 +49,27 @@ def no_faults(point: str, sessions: Sequence[SessionId]) -> None:
     """The hook of a running server."""
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A session at a chunk boundary: the model's state, and how many frames were committed."""
+
+    state: Any
+    frames: int
+
+
 @dataclass(slots=True)
 class _Resident:
     state: Any
     seed: int
     needs_prefill: bool
+    moments: dict[int, Moment] = field(default_factory=dict)
+    """The boundaries that a rewind can go back to, by chunk index, rising; the present one is not among them."""
+
+    def remember(self, chunk_index: int, frames: int, most: int) -> None:
+        """The present moment, before it is replaced, as the boundary before chunk ``chunk_index``."""
+        self.moments[chunk_index] = Moment(self.state, frames)
+        while len(self.moments) > most:
+            del self.moments[next(iter(self.moments))]
 
 
 class ModelRunner:
@@ -83,6 +101,10 @@ class ModelRunner:
     @property
     def abortable(self) -> bool:
         return True
+
+    @property
+    def rewind_blocks(self) -> int:
+        return self.book.spec.rewind_blocks if self.spec.rollback_safe else 0
 
     def understand(self, event: SessionEvent) -> str | None:
         return self.model.understand(event)
@@ -125,6 +147,22 @@ class ModelRunner:
         self._residents[setup.session_id] = _Resident(state, setup.seed, self.spec.prefill)
         return Done()
 
+    def fork(self, session_id: SessionId, name: SessionId) -> None:
+        resident = self._residents[session_id]
+        self.book.fork(session_id, name)
+        self._residents[name] = replace(resident, moments=dict(resident.moments))
+
+    def rewind(self, session_id: SessionId, chunk_index: int) -> None:
+        resident = self._residents[session_id]
+        moment = resident.moments[chunk_index]
+        self.book.rewind(session_id, self.book.completed_frames(session_id) - moment.frames)
+        resident.state, resident.needs_prefill = moment.state, False
+        resident.moments = {i: m for i, m in resident.moments.items() if i < chunk_index}
+
+    def retained(self, session_id: SessionId) -> Sequence[int]:
+        resident = self._residents.get(session_id)
+        return () if resident is None else tuple(resident.moments)
+
     def release(self, session_id: SessionId) -> Release:
         """Raises what a ``release`` fault or the model's close hook raises; then nothing was given up and it can be retried."""
         self._drop(session_id)
@@ -144,8 +182,12 @@ class ModelRunner:
         return self.book.page_count(session_id) if session_id in self.book else 0
 
     def state_bytes(self, session_id: SessionId) -> int:
+        """Of the present state and of those that a rewind can go back to, one that is both counted once."""
         resident = self._residents.get(session_id)
-        return 0 if resident is None else self.model.state_bytes(resident.state)
+        if resident is None:
+            return 0
+        states = {id(state): state for state in (resident.state, *(m.state for m in resident.moments.values()))}
+        return sum(self.model.state_bytes(state) for state in states.values())
 
     def check(self) -> None:
         """Raises AssertionError when the books disagree."""
@@ -272,11 +314,14 @@ class BatchRun:
     def commit(self, row: int) -> None:
         output = self._results[row]
         assert isinstance(output, RowOutput)
-        self._runner.book.commit(self._reservations.pop(row))
-        resident = self._runner.resident(self._planned[row].tick.session_id)
-        resident.state = output.next_state
+        reservation, tick = self._reservations.pop(row), self._planned[row].tick
+        self._runner.book.commit(reservation)
+        resident = self._runner.resident(tick.session_id)
         if self._prefill:
             resident.needs_prefill = False
+        else:
+            resident.remember(tick.chunk_index, reservation.first_frame, self._runner.rewind_blocks)
+        resident.state = output.next_state
         self._close_when_settled()
 
     def rollback(self, row: int) -> None:

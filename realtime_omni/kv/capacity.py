@@ -3,11 +3,11 @@
 Owns: ``KVSpec`` (what a model declares) and ``CapacityPlan`` (what a device affords). Must not know: tensors,
 devices, sessions.
 
-The formula, with b local branches, W window, S sink, F frames a block, p pages a frame, m blocks in flight, c
-sessions::
+The formula, with b local branches, W window, S sink, F frames a block, R blocks of rewind (1 by default), p pages a
+frame, m blocks in flight, c sessions::
 
     page_bytes  = 2 * page_tokens * kv_heads * head_dim * dtype_bytes * layers        K and V of all layers
-    managed(c)  = b * (c * (S + W) + m * F) * p + 2                                   +2: the null page and one of slack
+    managed(c)  = b * (c * (S + W + (R - 1) * F) + m * F) * p + 2                     +2: the null page and one of slack
     scratch     = m * b * (F * p + ceil(scratch_tokens / page_tokens))
     cross(c)    = c * sum over caches of 2 * b * tokens * heads * head_dim * dtype_bytes * layers
     required(c) = (managed(c) + scratch) * page_bytes + cross(c) + c * model_owned_bytes
@@ -80,6 +80,7 @@ class KVSpec:
     dtype_bytes: int = 2
     max_in_flight: int = 1
     reset_at_boundary: bool = False
+    rewind_blocks: int = 1
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_kv_heads", "head_dim", "requested_sessions", "dtype_bytes", "max_in_flight"):
@@ -117,6 +118,7 @@ class KVSpec:
             tokens_per_frame=self.tokens_per_frame,
             page_tokens=self.page_size_tokens,
             reset_at_boundary=self.reset_at_boundary,
+            rewind_blocks=self.rewind_blocks,
         )
 
     @property
@@ -161,7 +163,7 @@ class KVSpec:
 
     def managed_pages(self, sessions: int) -> int:
         """Pages that ``sessions`` sessions and the blocks in flight can hold, plus the null page and one of slack."""
-        frames = sessions * (self.sink_frames + self.window_frames) + self.max_in_flight * self.frames_per_block
+        frames = sessions * self.window.retained_frames + self.max_in_flight * self.frames_per_block
         return len(self.branches) * frames * self.pages_per_frame + 2
 
     def required_bytes(self, sessions: int) -> int:

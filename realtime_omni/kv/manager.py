@@ -196,17 +196,16 @@ class KVBook:
             table.rewind(frames)
 
     def fork(self, session: str, name: str) -> None:
-        """Open session ``name`` with the same history, sharing its pages. Cross-attention entries are not shared:
-        rebuild them.
+        """Open session ``name`` with the same committed history, sharing its pages. A block in flight stays the source's.
+        Cross-attention entries are not shared: rebuild them.
 
-        Raises CapacityError or ValueError as ``begin`` does, ValueError when the source has a block in flight.
+        Raises CapacityError or ValueError as ``begin`` does, KeyError when the source is unknown.
         """
-        self._require_settled(session, "fork")
+        tables = self._tables[session]
         self._require_place(name)
         self.cross.open(name)
         self._tables[name] = tuple(
-            table.fork(kv_id(name, branch.name))
-            for branch, table in zip(self.spec.branches, self._tables[session], strict=True)
+            table.fork(kv_id(name, branch.name)) for branch, table in zip(self.spec.branches, tables, strict=True)
         )
 
     def touch(self, session: str) -> None:

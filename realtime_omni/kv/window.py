@@ -15,8 +15,9 @@ With ``n`` frames committed, ``S`` sink, ``W`` window and ``F`` frames a block::
     seen by block    yes             no               no                  yes                yes (itself)
 
 The block sees ``S + W`` frames *including itself*, as the official ring buffer does. One block more than it can see
-is retained on purpose: a rewind by a block then finds the exact context that block had. Storage is O(S + W) however
-long the session runs; the absolute index is a number kept apart from storage and simply grows.
+is retained on purpose: a rewind by a block then finds the exact context that block had. ``rewind_blocks = R`` retains
+``(R - 1) F`` frames more, for a rewind by ``R`` blocks. Storage is O(S + W + R F) however long the session runs; the
+absolute index is a number kept apart from storage and simply grows.
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ class WindowGeometry:
     tokens_per_frame: int
     page_tokens: int
     reset_at_boundary: bool = False
+    rewind_blocks: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("window_frames", "frames_per_block", "tokens_per_frame", "page_tokens"):
+        for name in ("window_frames", "frames_per_block", "tokens_per_frame", "page_tokens", "rewind_blocks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.sink_frames < 0:
@@ -68,15 +70,22 @@ class WindowGeometry:
 
     @property
     def retained_frames(self) -> int:
-        """The most frames that stay after a commit: ``sink + window``."""
-        return self.sink_frames + self.window_frames
+        """The most frames that stay after a commit: ``sink + window + (rewind_blocks - 1) frames_per_block``."""
+        return self.sink_frames + self.window_frames + self.rewind_frames
+
+    @property
+    def rewind_frames(self) -> int:
+        """Frames kept beyond ``sink + window``, which already serves a rewind by one block."""
+        return (self.rewind_blocks - 1) * self.frames_per_block
 
     def kept_from(self, completed: int) -> int:
         """Index of the oldest non-sink frame that stays when ``completed`` frames are committed.
 
         Sliding: ``max(S, n - W)``, so ``skipped = max(0, n - W - S)`` frames. With ``reset_at_boundary`` the window
-        is emptied whenever a whole number of windows is complete: ``skipped = max(0, W * floor(n / W) - S)``.
+        is emptied whenever a whole number of windows is complete: ``skipped = max(0, W * floor(n / W) - S)``. Both
+        with ``n`` less the frames that ``rewind_blocks`` adds.
         """
+        completed = max(0, completed - self.rewind_frames)
         oldest = max(self.sink_frames, completed - self.window_frames)
         return max(oldest, self._boundary(completed))
 
@@ -105,7 +114,7 @@ class WindowStatistics:
 class WindowTable:
     """The frames of one (session, branch), over a shared page pool.
 
-    ``reserve`` then ``commit`` or ``rollback``; ``rewind``, ``fork`` and ``release`` only between blocks.
+    ``reserve`` then ``commit`` or ``rollback``; ``rewind`` only between blocks. A ``fork`` has the committed frames only.
     """
 
     def __init__(self, name: str, geometry: WindowGeometry, pool: PagePool) -> None:
@@ -129,7 +138,7 @@ class WindowTable:
         return self._block
 
     def retained(self) -> tuple[FrameRef, ...]:
-        """All committed frames still stored, oldest first; at most ``sink + window``."""
+        """All committed frames still stored, oldest first; at most ``retained_frames`` of the geometry."""
         return (*self._sink, *self._tail)
 
     def visible(self) -> tuple[FrameRef, ...]:
@@ -187,8 +196,8 @@ class WindowTable:
     def can_rewind(self, frames: int) -> bool:
         """Whether everything the block at ``completed - frames`` saw is still stored.
 
-        Always true for a rewind into the sink or within a session that evicted nothing, and for one block after a
-        commit.
+        Always true for a rewind into the sink or within a session that evicted nothing, and for ``rewind_blocks``
+        blocks after as many commits (``reset_at_boundary``: unless a boundary lies between).
         """
         target = self._completed - frames
         if frames < 0 or target < 0:
@@ -223,7 +232,6 @@ class WindowTable:
 
     def fork(self, name: str) -> WindowTable:
         """A second table over the same committed pages. Nothing is copied: committed pages are never written again."""
-        self._require_idle("fork")
         twin = WindowTable(name, self.geometry, self._pool)
         for frame in self.retained():
             self._pool.incref(frame.pages)
@@ -255,7 +263,10 @@ class WindowTable:
                 f"{self.name}: sink holds {[frame.index for frame in self._sink]}, not {expected_sink}"
             )
         tail = [frame.index for frame in self._tail]
-        if tail != list(range(self._completed - len(tail), self._completed)) or len(tail) > size.window_frames:
+        if (
+            tail != list(range(self._completed - len(tail), self._completed))
+            or len(tail) > size.window_frames + size.rewind_frames
+        ):
             raise AssertionError(f"{self.name}: tail {tail} is not the end of {self._completed} frames")
         if size.seen_from(self._completed) < self._completed and (
             not tail or tail[0] > size.seen_from(self._completed)

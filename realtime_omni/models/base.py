@@ -60,7 +60,8 @@ class ModelSpec:
     start_prompts: Mapping[str, str] = field(default_factory=dict)
     """The prompt that goes with a start picture, when the client gives none."""
     rollback_safe: bool = False
-    """A failed tick leaves committed state intact, so the same chunk may run again (``on_failure: keep``)."""
+    """States are values: a tick, failed or not, leaves earlier states and committed pages intact. So the same chunk may run
+    again (``on_failure: keep``), and sessions may be forked and rewound."""
     serial: bool = False
     """Only batches of one; asking for more is refused at start (rows A28, AC-17)."""
     horizon_frames: int | None = None
@@ -191,7 +192,10 @@ class WorldModel(Protocol):
         ...
 
     def close(self, state: Any) -> None:
-        """Called once when a session's state is dropped, for whatever reason (close, reset, eviction, failure)."""
+        """Called once when a session ends or starts over (close, reset, eviction, failure), with the state it had last.
+
+        Forks and the moments that a rewind can go back to may hold the same object, or share storage with it: what they
+        hold must stay usable."""
         ...
 
     def start_image(self, name: str) -> bytes:

@@ -1,7 +1,9 @@
 """Reducers: how opaque control events become the snapshot of one block.
 
 Owns the contract and the default. A reducer is the model's; the session only calls it: ``prepare`` speculates at the start of
-a tick, ``commit`` makes it true together with the tick, ``reset`` starts over. One reducer object per session.
+a tick, ``commit`` makes it true together with the tick, ``reset`` starts over. One reducer object per session. What it
+remembers between ticks it can hand out as a JSON value (``save``) and take into a fresh object (``load``): forks, rewinds
+and saved sessions rest on that.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from realtime_omni.errors import ArgumentError
 from realtime_omni.session.values import ControlInput, SessionEvent
 
 
@@ -40,6 +43,16 @@ class ControlReducer(Protocol):
 
     def reset(self) -> None: ...
 
+    def save(self) -> Any:
+        """What is remembered between ticks, as a JSON value; None when that is nothing. Later changes do not reach it."""
+        ...
+
+    def load(self, memory: Any) -> None:
+        """Remember what another reducer of this model saved; called on a fresh object only.
+
+        Raises ArgumentError for a value that ``save`` could not have made: it may come from a file."""
+        ...
+
 
 class LatestWinsReducer:
     """The default reducer: the last control per track wins and stays until replaced."""
@@ -57,3 +70,10 @@ class LatestWinsReducer:
 
     def reset(self) -> None:
         """Nothing private to forget."""
+
+    def save(self) -> None:
+        """Nothing private to hand out."""
+
+    def load(self, memory: Any) -> None:
+        if memory is not None:
+            raise ArgumentError("this reducer remembers nothing", path="memory")

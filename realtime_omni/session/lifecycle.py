@@ -24,6 +24,7 @@ class SessionState(StrEnum):
 class Trigger(StrEnum):
     TICK_FAILED = "tick failed"
     ROLLBACK = "rollback"
+    REWIND = "rewind"
     RESET = "reset"
     RESET_DONE = "reset done"
     RESET_FAILED = "reset failed"
@@ -35,12 +36,14 @@ class Trigger(StrEnum):
 S, T = SessionState, Trigger
 TABLE: dict[tuple[SessionState, Trigger], SessionState] = {
     (S.ACTIVE, T.TICK_FAILED): S.FAILED,
+    (S.ACTIVE, T.REWIND): S.ACTIVE,
     (S.ACTIVE, T.RESET): S.RESETTING,
     (S.ACTIVE, T.CLOSE): S.CLOSING,
     (S.RESETTING, T.RESET_DONE): S.ACTIVE,
     (S.RESETTING, T.RESET_FAILED): S.FAILED,
     (S.RESETTING, T.CLOSE): S.CLOSING,
     (S.FAILED, T.ROLLBACK): S.ACTIVE,
+    (S.FAILED, T.REWIND): S.ACTIVE,
     (S.FAILED, T.RESET): S.RESETTING,
     (S.FAILED, T.CLOSE): S.CLOSING,
     (S.FAILED, T.RELEASE_FAILED): S.CLEANUP_FAILED,
@@ -55,6 +58,8 @@ ALLOWED: dict[str, frozenset[SessionState]] = {
     "attach": frozenset({S.ACTIVE, S.RESETTING, S.FAILED}),
     "abort": frozenset({S.ACTIVE, S.FAILED}),
     "rollback": frozenset({S.FAILED}),
+    "fork": frozenset({S.ACTIVE, S.FAILED}),
+    "rewind": frozenset({S.ACTIVE, S.FAILED}),
     "reset": frozenset({S.ACTIVE, S.FAILED}),
     "close": frozenset({S.ACTIVE, S.RESETTING, S.FAILED, S.CLOSING, S.CLOSED, S.CLEANUP_FAILED}),
 }

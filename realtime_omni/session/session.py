@@ -6,14 +6,19 @@ not know what runs the tick, who waits for it, or what time it is.
 A tick is a transaction. ``begin_tick`` freezes a snapshot; ``commit_tick`` applies it if, and only if, the output's metadata
 equals the snapshot; ``fail_tick`` and ``abort_tick`` forget it. Index, prompt, controls and queue change in ``commit_tick``
 alone, and there only after the reducer's commit, which is the one step that may raise.
+
+What a session is between two ticks, beside its queue, is a value: a :class:`Memento`. Those of the last ``rewind_blocks``
+chunk boundaries are kept; ``rewind`` goes back to one of them, and ``fork`` begins another session at the latest.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from realtime_omni.errors import ChunkMetadataError, ErrorCode, StateError
+from realtime_omni.errors import ArgumentError, ChunkMetadataError, ErrorCode, StateError
 from realtime_omni.session.controls import ControlReducer, PreparedControls
 from realtime_omni.session.intake import Intake
 from realtime_omni.session.lifecycle import Lifecycle, SessionState, Trigger
@@ -28,6 +33,17 @@ from realtime_omni.session.values import (
     SessionId,
     TickRequest,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Memento:
+    """A session at the boundary before chunk ``chunk_index``. ``memory`` is what its reducer saved, a JSON value."""
+
+    chunk_index: ChunkIndex
+    prompt: str | None
+    controls: tuple[ControlInput, ...]
+    memory: Any
+
 
 RequestIdFactory = Callable[[SessionId, ChunkIndex], str]
 
@@ -54,6 +70,7 @@ class Session:
         request_ids: RequestIdFactory,
         frames_per_block: int = 1,
         horizon_frames: int | None = None,
+        rewind_blocks: int = 0,
     ) -> None:
         self.id = session_id
         self.generation = generation
@@ -68,6 +85,7 @@ class Session:
         self._request_ids = request_ids
         self._frames_per_block = frames_per_block
         self._horizon_frames = horizon_frames
+        self._past: deque[Memento] = deque(maxlen=rewind_blocks)
 
     @property
     def state(self) -> SessionState:
@@ -131,11 +149,14 @@ class Session:
                 raise ChunkMetadataError(f"the output's {name} is {got!r}, the tick's is {want!r}", path=name)
 
     def commit_tick(self) -> None:
-        """Apply the tick in flight; the caller has verified the metadata. Raises only what the reducer's commit raises."""
+        """Apply the tick in flight; the caller has verified the metadata. Raises only what the reducer raises."""
         flight = self.in_flight
         assert flight is not None
+        before = self.memento() if self._past.maxlen else None
         self._reducer.commit(flight.prepared)
         self.in_flight = None
+        if before is not None:
+            self._past.append(before)
         self.intake.applied(flight.tick.applied_event_ids)
         self.prompt = flight.tick.prompt
         self.controls = {c.track: c for c in flight.prepared.after}
@@ -150,11 +171,74 @@ class Session:
         self.in_flight = None
         self.lifecycle.move(Trigger.TICK_FAILED)
 
+    def memento(self) -> Memento:
+        """The session as it is between ticks. Raises what the reducer's ``save`` raises."""
+        return Memento(self.chunk_index, self.prompt, tuple(self.controls.values()), self._reducer.save())
+
+    @property
+    def past(self) -> tuple[Memento, ...]:
+        """The boundaries that ``rewind`` can go back to, oldest first, the present one not among them."""
+        return tuple(self._past)
+
+    def moment(self, chunk_index: int) -> Memento:
+        """The memento of a boundary, the present one included.
+
+        Raises ArgumentError: the chunk is still to come, or (``not_retained``) the boundary is too long ago."""
+        if chunk_index == self.chunk_index:
+            return self.memento()
+        if not 0 <= chunk_index < self.chunk_index:
+            raise ArgumentError(f"chunk_index must lie in 0..{self.chunk_index}, the next chunk", path="chunk_index")
+        found = next((m for m in self._past if m.chunk_index == chunk_index), None)
+        if found is None:
+            oldest = self._past[0].chunk_index if self._past else self.chunk_index
+            raise ArgumentError(
+                f"chunk {chunk_index} is no longer retained; the oldest that a rewind can go back to is {oldest}",
+                code=ErrorCode.NOT_RETAINED,
+                path="chunk_index",
+            )
+        return found
+
+    def rewind(self, moment: Memento, reducer: ControlReducer) -> tuple[EventId, ...]:
+        """Be what the session was at ``moment``, in a new epoch; ``reducer`` has loaded its memory. The event floor stays.
+
+        Returns the waiting events, which are discarded. A tick in flight must have been aborted before."""
+        self.lifecycle.require("rewind")
+        assert self.in_flight is None
+        self.lifecycle.move(Trigger.REWIND)
+        while self._past and self._past[-1].chunk_index >= moment.chunk_index:
+            self._past.pop()
+        self._take(moment, reducer)
+        self.epoch += 1
+        return self.intake.discard_pending()
+
+    def fork(self, session_id: SessionId, generation: Generation, reducer: ControlReducer) -> Session:
+        """A session that is what this one is at its last committed chunk; ``reducer`` has loaded that memento's memory.
+
+        It has this one's past and epoch. Its event ids rise from this one's floor; events that wait are not inherited,
+        and ids up to the floor are stale there."""
+        self.lifecycle.require("fork")
+        twin = Session(
+            session_id,
+            generation,
+            prompt=self.prompt,
+            reducer=reducer,
+            max_pending_events=self.intake.max_pending,
+            request_ids=self._request_ids,
+            frames_per_block=self._frames_per_block,
+            horizon_frames=self._horizon_frames,
+        )
+        twin._take(self.memento(), reducer)
+        twin._past = self._past.copy()
+        twin.epoch = self.epoch
+        twin.intake.floor = self.intake.floor
+        return twin
+
     def begin_reset(self) -> None:
         """Raises StateError when not allowed. A tick in flight must have been aborted before."""
         self.lifecycle.require("reset")
         assert self.in_flight is None
         self.lifecycle.move(Trigger.RESET)
+        self._past.clear()
 
     def finish_reset(self, prompt: str | None) -> tuple[EventId, ...]:
         """Chunk 0 of a new epoch; the event floor stays. Returns the events that the reset discarded.
@@ -169,9 +253,17 @@ class Session:
         self.epoch += 1
         return discarded
 
+    def _take(self, moment: Memento, reducer: ControlReducer) -> None:
+        self._reducer = reducer
+        self.prompt = moment.prompt
+        self.controls = {c.track: c for c in moment.controls}
+        self.chunk_index = moment.chunk_index
+
     def check(self) -> None:
         """Raises AssertionError when an invariant is broken."""
         self.intake.check()
+        retained = [m.chunk_index for m in self._past]
+        assert retained == list(range(self.chunk_index - len(retained), self.chunk_index)), "the past has a gap"
         if self.in_flight is not None:
             assert self.state is SessionState.ACTIVE, "a tick runs in a session that is not active"
             assert self.in_flight.tick.chunk_index == self.chunk_index, "the tick in flight is not the next chunk"

@@ -175,6 +175,12 @@ class _FaultyReducer:
     def reset(self) -> None:
         self.inner.reset()
 
+    def save(self) -> Any:
+        return self.inner.save()
+
+    def load(self, memory: Any) -> None:
+        self.inner.load(memory)
+
 
 def _arm_reducers(engine: Engine, fault: Fault) -> None:
     """Wrap the reducers of the sessions that live now."""

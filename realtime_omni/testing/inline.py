@@ -51,12 +51,18 @@ def small_config(
     max_pending_events: int = 8,
     dtype: str = "float64",
     model: str = "null",
+    rewind_blocks: int = 1,
 ) -> Config:
     """A configuration for tests; see the arguments."""
     return Config(
         model=model,
         dtype=dtype,  # type: ignore[arg-type]
-        kv=KVSection(memory_bytes=KV_BYTES, requested_sessions=sessions, policy=policy),  # type: ignore[arg-type]
+        kv=KVSection(
+            memory_bytes=KV_BYTES,
+            requested_sessions=sessions,
+            policy=policy,  # type: ignore[arg-type]
+            rewind_blocks=rewind_blocks,
+        ),
         engine=EngineSection(
             max_batch=max_batch,
             max_pending_events=max_pending_events,
@@ -238,6 +244,12 @@ class InlineEngine:
 
     def rollback(self, session_id: str) -> None:
         self.ask(c.Rollback(**_address(session_id)))
+
+    def fork(self, session_id: str, name: str | None = None, *, generation: int | None = None) -> c.SessionView:
+        return self.ask(c.Fork(**_address(session_id, generation), name=name))  # type: ignore[no-any-return]
+
+    def rewind(self, session_id: str, chunk_index: int) -> c.SessionView:
+        return self.ask(c.Rewind(**_address(session_id), chunk_index=chunk_index))  # type: ignore[no-any-return]
 
     def reset(self, session_id: str, **setup: Any) -> c.SessionView:
         return self.ask(c.Reset(**_address(session_id), **setup))  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ Faults seeded on purpose, one at a time, to see that this machine bites; each wa
 - window: eviction, rewind or release drops no references; eviction before the commit or at reserve; kept or seen window one
   frame too short or too long; reset at the boundary ignored; a rewind keeps one frame too many, forgets the sink, or goes
   where the context is gone; a fork takes no references or shares the list; pages of a frame
-  rounded down
+  rounded down; a fork has the block in flight, or its completed count; rewind_blocks ignored in what is kept or in the pool
 - book: one branch of two rolled back; branches swapped; end keeps the scratch lane; two blocks in one lane; scratch inside
   the pool; a fork without cross-attention rows; order of use not kept; a busy session offered for eviction; the pool sized
   without the blocks in flight
@@ -34,13 +34,14 @@ from realtime_omni.kv.manager import BlockReservation, BranchBlock, KVBook
 BEGUN = ("a", "b")
 SESSIONS = (*BEGUN, "c", "d")  # c and d come about by a fork only, or forks would rarely find a free place
 CAPACITY = 3
-# sink, window, frames a block, tokens a frame, page tokens, reset at boundary
+# sink, window, frames a block, tokens a frame, page tokens, reset at boundary, blocks of rewind
 GEOMETRIES = (
-    (1, 3, 1, 3, 2, False),
-    (3, 6, 3, 1, 1, False),
-    (0, 4, 2, 5, 2, False),
-    (2, 2, 2, 2, 4, False),
-    (1, 4, 2, 1, 1, True),
+    (1, 3, 1, 3, 2, False, 1),
+    (3, 6, 3, 1, 1, False, 1),
+    (0, 4, 2, 5, 2, False, 3),
+    (2, 2, 2, 2, 4, False, 2),
+    (1, 4, 2, 1, 1, True, 1),
+    (1, 3, 1, 1, 1, True, 3),
 )
 
 
@@ -56,8 +57,8 @@ class BookMachine(RuleBasedStateMachine):
     """See the module."""
 
     @initialize(geometry=st.sampled_from(GEOMETRIES))
-    def open_book(self, geometry: tuple[int, int, int, int, int, bool]) -> None:
-        self.sink, self.window, self.block, tokens, page, self.reset = geometry
+    def open_book(self, geometry: tuple[int, int, int, int, int, bool, int]) -> None:
+        self.sink, self.window, self.block, tokens, page, self.reset, self.rewind_blocks = geometry
         self.spec = KVSpec(
             num_layers=1,
             num_kv_heads=1,
@@ -70,6 +71,7 @@ class BookMachine(RuleBasedStateMachine):
             branches=(KVBranch("positive", 0), KVBranch("negative", 1)),
             max_in_flight=2,
             reset_at_boundary=self.reset,
+            rewind_blocks=self.rewind_blocks,
         )
         self.book = KVBook(self.spec, sessions=CAPACITY)
         self.per_frame = -(-tokens // page)
@@ -87,12 +89,17 @@ class BookMachine(RuleBasedStateMachine):
     # the rule of the window, on sets
 
     def kept(self, completed: int) -> set[int]:
-        boundary = completed // self.window * self.window if self.reset else 0
-        return {i for i in range(completed) if i < self.sink or i >= max(completed - self.window, boundary)}
+        """What a window with one block of rewind holds, and what it held up to ``rewind_blocks - 1`` blocks ago."""
+        earlier = max(0, completed - (self.rewind_blocks - 1) * self.block)
+        first = max(earlier - self.window, self.boundary(earlier))
+        return {i for i in range(completed) if i < self.sink or i >= first}
 
     def seen(self, completed: int) -> set[int]:
-        unseen = self.window - self.block
-        return {i for i in self.kept(completed) if i < self.sink or i >= completed - unseen}
+        first = max(completed - (self.window - self.block), self.boundary(completed))
+        return {i for i in range(completed) if i < self.sink or i >= first}
+
+    def boundary(self, completed: int) -> int:
+        return completed // self.window * self.window if self.reset else 0
 
     # what a session may do
 
@@ -211,7 +218,7 @@ class BookMachine(RuleBasedStateMachine):
 
     @rule(session=st.sampled_from(SESSIONS), name=st.sampled_from(SESSIONS))
     def fork(self, session: str, name: str) -> None:
-        refused = session not in self.shadows or session in self.open or name in self.shadows
+        refused = session not in self.shadows or name in self.shadows
         if refused or len(self.shadows) == CAPACITY:
             with pytest.raises((KeyError, ValueError, CapacityError)):
                 self.book.fork(session, name)

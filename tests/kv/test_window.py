@@ -10,8 +10,8 @@ from realtime_omni.kv.blocks import NULL_PAGE, PagePool
 from realtime_omni.kv.window import FrameRef, WindowGeometry, WindowTable
 
 
-def geometry(sink=3, window=9, block=3, tokens=1, page=1, reset=False) -> WindowGeometry:
-    return WindowGeometry(sink, window, block, tokens, page, reset)
+def geometry(sink=3, window=9, block=3, tokens=1, page=1, reset=False, rewind_blocks=1) -> WindowGeometry:
+    return WindowGeometry(sink, window, block, tokens, page, reset, rewind_blocks)
 
 
 def table(size: WindowGeometry, pages: int | None = None) -> WindowTable:
@@ -240,12 +240,57 @@ def test_release_gives_back_the_block_in_flight_too():
     assert window._pool.statistics().referenced == window._pool.statistics().reserved == 0
 
 
-@pytest.mark.parametrize("verb", ["rewind", "fork"])
-def test_nothing_moves_under_a_block_in_flight(verb):
+def test_no_rewind_under_a_block_in_flight():
     window = table(geometry())
     window.reserve(3)
     with pytest.raises(ValueError, match="in flight"):
-        getattr(window, verb)({"rewind": 0, "fork": "ar::b::main"}[verb])
+        window.rewind(0)
+
+
+@pytest.mark.parametrize("settle", ["commit", "rollback"])
+def test_a_fork_during_a_block_has_what_was_committed_before_it(settle):
+    size = geometry(sink=1, window=3, block=1)
+    pool = PagePool(20)
+    window = WindowTable("ar::a::main", size, pool)
+    run_blocks(window, 5)
+    before = window.retained()
+    window.reserve(1)
+    twin = window.fork("ar::b::main")
+    assert (twin.retained(), twin.completed, twin.block) == (before, 5, ())
+    getattr(window, settle)()
+    assert twin.retained() == before
+    run_blocks(twin, 1)
+    for one in (window, twin):
+        one.check()
+        one.release()
+    pool.check()
+    assert pool.free_pages == 19
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+def test_with_r_blocks_of_rewind_a_full_window_goes_back_r_blocks_one_by_one_or_at_once(blocks):
+    size = geometry(sink=2, window=6, block=2, rewind_blocks=blocks)
+    assert size.retained_frames == 2 + 6 + (blocks - 1) * 2
+    pool = PagePool(1 + (size.retained_frames + 2) * size.pages_per_frame)
+    window = WindowTable("ar::a::main", size, pool)
+    contexts = []
+    for _ in range(20):
+        contexts.append(window.visible())
+        run_blocks(window, 1)
+        window.check()
+    assert len(window.retained()) == size.retained_frames
+    assert not window.can_rewind(2 * (blocks + 1))
+    for back in range(1, blocks + 1):
+        assert window.can_rewind(2)
+        window.rewind(2)
+        window.check()
+        assert window.visible() == contexts[20 - back]
+    assert not window.can_rewind(2)
+    run_blocks(window, blocks)
+    window.rewind(2 * blocks)
+    assert window.visible() == contexts[20 - blocks]
+    window.release()
+    assert pool.free_pages == (size.retained_frames + 2) * size.pages_per_frame
 
 
 @pytest.mark.parametrize("verb", ["commit", "rollback"])

@@ -15,12 +15,14 @@ BEGIN, END = "<!-- lifecycle: begin -->\n", "<!-- lifecycle: end -->\n"
 # Written by hand from the contract (rows A18-A21), not from the table: who may go where.
 EDGES = {
     ("active", "tick failed", "failed"),
+    ("active", "rewind", "active"),
     ("active", "reset", "resetting"),
     ("active", "close", "closing"),
     ("resetting", "reset done", "active"),
     ("resetting", "reset failed", "failed"),
     ("resetting", "close", "closing"),
     ("failed", "rollback", "active"),
+    ("failed", "rewind", "active"),
     ("failed", "reset", "resetting"),
     ("failed", "close", "closing"),
     ("failed", "release failed", "cleanup_failed"),

@@ -145,6 +145,16 @@ class CameraReducer:
     def reset(self) -> None:
         self._held = ()
 
+    def save(self) -> list[str]:
+        """The held keys."""
+        return list(self._held)
+
+    def load(self, memory: Any) -> None:
+        if not isinstance(memory, list):
+            raise ArgumentError("the held keys must be a list", path="memory")
+        _check_keys(tuple(memory), "memory")
+        self._held = _key_set(memory)
+
     def _spread(self, sets: list[tuple[str, ...]], held: tuple[str, ...]) -> list[tuple[str, ...]]:
         passing = sets[:-1]
         room = self._frames - 1
