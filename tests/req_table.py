@@ -42,6 +42,7 @@ TITLES = {
     "AC-33": "artifact errors name pipeline, artifact, expected, actual and request",
     "AC-34": "no preview is decoded unless requested, and none is made up",
     "AC-35": "media types and rates of decoded artifacts; an abort has no primary",
+    "AC-40": "a flow-matching chunk equals the reference loop within 1e-6",
     "AC-43": "exactly one terminal message on success, cancel, error and disconnect",
     "AC-46": "the stalled-input limit: parsing, and a stalled session ends with an error",
     "AC-48": "the recipe loader refuses what it does not own; the config survives msgpack",
@@ -49,7 +50,7 @@ TITLES = {
     "AC-50": "metric labels are bounded and documented; benchmarks validate and name their setting",
 }
 REQUIRED = tuple(
-    [f"AC-{number:02d}" for number in range(1, 28)] + ["AC-33", "AC-34", "AC-35", "AC-43", "AC-48", "AC-50"]
+    [f"AC-{number:02d}" for number in range(1, 28)] + ["AC-33", "AC-34", "AC-35", "AC-40", "AC-43", "AC-48", "AC-50"]
 )
 
 

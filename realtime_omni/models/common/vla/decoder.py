@@ -1,0 +1,140 @@
+"""One transformer decoder layer for Gemma and Llama towers, plain or conditioned on the flow time.
+
+Owns: norms, projections, MLP. Must not know: who sees whom; the caller passes ``see``, which gets rotated queries and keys.
+Gemma (arXiv 2403.08295) scales by 1 + weight and uses GELU; Llama (arXiv 2302.13971) scales by weight and uses SiLU. The
+adaptive norm is pi0.5's (arXiv 2504.16054): scale, shift and a gate of the residual come from the condition.
+
+Shape legend: B rows, T tokens, D width, C width of the condition, h query heads, g key heads, d channels of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from realtime_omni.models.common.vla.attention import Rope, rotate
+
+See = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""``see(q, k, v)``: q [B, T, h, d], k and v [B, T, g, d]; returns q's shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Dimensions of a tower. ``condition``: width of the condition of adaptive norms, None for plain norms."""
+
+    width: int
+    layers: int
+    mlp_width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    family: Literal["gemma", "llama"] = "gemma"
+    eps: float = 1e-6
+    condition: int | None = None
+
+
+class RmsNorm(nn.Module):
+    """x / rms(x), scaled by ``offset + weight``; computed in float32."""
+
+    def __init__(self, width: int, eps: float, offset: float) -> None:
+        super().__init__()
+        self.eps, self.offset = eps, offset
+        self.weight = nn.Parameter(torch.full((width,), 1.0 - offset))
+
+    def forward(self, x: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        normed = normalised(x, self.eps) * (self.offset + self.weight.float())
+        return normed.to(x.dtype), None
+
+
+class AdaptiveRmsNorm(nn.Module):
+    """x / rms(x), scaled and shifted by the condition, which also gates the branch's output."""
+
+    def __init__(self, width: int, eps: float, condition: int) -> None:
+        super().__init__()
+        self.eps = eps
+        self.dense = nn.Linear(condition, 3 * width)
+        nn.init.zeros_(self.dense.weight)
+        nn.init.zeros_(self.dense.bias)
+
+    def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor | None]:
+        """``condition`` [B, 1, C] or, for a time of its own per token, [B, T, C]."""
+        scale, shift, gate = self.dense(condition).float().chunk(3, dim=-1)
+        normed = normalised(x, self.eps) * (1.0 + scale) + shift
+        return normed.to(x.dtype), gate.to(x.dtype)
+
+
+def normalised(x: Tensor, eps: float) -> Tensor:
+    x = x.float()
+    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
+
+
+def residual(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
+    return x + y if gate is None else x + y * gate
+
+
+def make_norm(config: DecoderConfig) -> nn.Module:
+    if config.condition is not None:
+        return AdaptiveRmsNorm(config.width, config.eps, config.condition)
+    return RmsNorm(config.width, config.eps, offset=1.0 if config.family == "gemma" else 0.0)
+
+
+class DecoderLayer(nn.Module):
+    """Attention and gated MLP. ``key_width``: what k and v are projected from, when not from this tower's own tokens."""
+
+    def __init__(self, config: DecoderConfig, key_width: int | None = None) -> None:
+        super().__init__()
+        width, inner, keys = config.width, config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.head_dim = config.head_dim
+        self.gelu = config.family == "gemma"
+        self.attn_norm = make_norm(config)
+        self.q = nn.Linear(width, inner, bias=False)
+        self.k = nn.Linear(key_width or width, keys, bias=False)
+        self.v = nn.Linear(key_width or width, keys, bias=False)
+        self.o = nn.Linear(inner, width, bias=False)
+        self.mlp_norm = make_norm(config)
+        self.gate = nn.Linear(width, config.mlp_width, bias=False)
+        self.up = nn.Linear(width, config.mlp_width, bias=False)
+        self.down = nn.Linear(config.mlp_width, width, bias=False)
+
+    def forward(self, x_BTD: Tensor, at: Rope, see: See, condition: Tensor | None = None) -> Tensor:
+        """The tokens after this layer [B, T, D]."""
+        h, gate = self.attn_norm(x_BTD, condition)
+        q, k, v = self._heads(self.q(h)), self._heads(self.k(h)), self._heads(self.v(h))
+        seen = see(rotate(q, at), rotate(k, at), v)
+        return self._mlp(residual(x_BTD, self.o(seen.flatten(2)), gate), condition)
+
+    def cross(
+        self, x_BTD: Tensor, at: Rope, see: Callable[[Tensor], Tensor], condition: Tensor | None = None
+    ) -> Tensor:
+        """The same with queries only; the keys that ``see`` knows come from :meth:`keys_of`."""
+        h, gate = self.attn_norm(x_BTD, condition)
+        seen = see(rotate(self._heads(self.q(h)), at))
+        return self._mlp(residual(x_BTD, self.o(seen.flatten(2)), gate), condition)
+
+    def keys(self, x_BTD: Tensor, at: Rope, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """This layer's rotated keys and its values [B, T, g, d] and nothing else: all that a last prefix layer is for."""
+        h, _ = self.attn_norm(x_BTD, condition)
+        return rotate(self._heads(self.k(h)), at), self._heads(self.v(h))
+
+    def keys_of(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, T, g, d] projected from another tower's, which are rotated already."""
+        return self._heads(self.k(k.flatten(2))), self._heads(self.v(v.flatten(2)))
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        return projected.view(*projected.shape[:-1], -1, self.head_dim)
+
+    def _mlp(self, x_BTD: Tensor, condition: Tensor | None) -> Tensor:
+        h, gate = self.mlp_norm(x_BTD, condition)
+        opened = self.gate(h)
+        opened = functional.gelu(opened, approximate="tanh") if self.gelu else functional.silu(opened)
+        return residual(x_BTD, self.down(opened * self.up(h)), gate)
+
+
+def layers_of(stack: nn.ModuleList) -> list[DecoderLayer]:
+    """A stack's layers, by their type."""
+    return cast("list[DecoderLayer]", list(stack))

@@ -1,0 +1,90 @@
+"""The SigLIP vision tower of PaliGemma and SmolVLM2 (Zhai et al. 2023, arXiv 2303.15343): pictures to patch features.
+
+Owns: the modules and their dimensions. Must not know: how many cameras there are, what projects the features into a
+language model. Shape legend: N pictures, S side in pixels, P patches per picture, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+NORM_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    """Dimensions of a tower; the default is So400m/14 at 224, the tower of pi0 and pi0.5."""
+
+    image_size: int = 224
+    patch: int = 14
+    width: int = 1152
+    layers: int = 27
+    heads: int = 16
+    mlp_width: int = 4304
+
+    def __post_init__(self) -> None:
+        if self.image_size % self.patch:
+            raise ValueError(f"image_size {self.image_size} is not a multiple of patch {self.patch}")
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+
+    @property
+    def side(self) -> int:
+        """Patches along one side of a picture."""
+        return self.image_size // self.patch
+
+    @property
+    def patches(self) -> int:
+        return self.side * self.side
+
+
+SO400M = VisionConfig()
+
+
+class VisionLayer(nn.Module):
+    """Pre-norm attention over all patches of a picture, then an MLP."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.heads = config.heads
+        self.attn_norm = nn.LayerNorm(width, eps=NORM_EPS)
+        self.q = nn.Linear(width, width)
+        self.k = nn.Linear(width, width)
+        self.v = nn.Linear(width, width)
+        self.o = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width, eps=NORM_EPS)
+        self.up = nn.Linear(width, config.mlp_width)
+        self.down = nn.Linear(config.mlp_width, width)
+
+    def forward(self, x_NPD: Tensor) -> Tensor:
+        h = self.attn_norm(x_NPD)
+        q, k, v = (p(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        seen = functional.scaled_dot_product_attention(q, k, v)
+        x_NPD = x_NPD + self.o(seen.transpose(1, 2).flatten(2))
+        h = functional.gelu(self.up(self.mlp_norm(x_NPD)), approximate="tanh")
+        out: Tensor = x_NPD + self.down(h)
+        return out
+
+
+class VisionTower(nn.Module):
+    """Pictures [N, 3, S, S] in [-1, 1] to features [N, P, D], patches in row order."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.patch = nn.Conv2d(3, config.width, config.patch, stride=config.patch)
+        self.position = nn.Embedding(config.patches, config.width)
+        self.layers = nn.ModuleList(VisionLayer(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width, eps=NORM_EPS)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x: Tensor = self.patch(images.to(self.patch.weight.dtype)).flatten(2).transpose(1, 2)
+        x = x + self.position.weight
+        for layer in self.layers:
+            x = layer(x)
+        normed: Tensor = self.norm(x)
+        return normed

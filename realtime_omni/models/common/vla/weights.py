@@ -1,0 +1,127 @@
+"""Weights from a safetensors file into a network, or a refusal that lists every name and shape that does not fit.
+
+Owns: the comparison. A model's loader says what a stored name is called in the network (:class:`Names`); nothing is
+dropped or left at its initial value in silence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from realtime_omni.errors import ConfigError
+
+LISTED = 20
+"""Names per list in a refusal; the rest is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """How stored names become names of the network.
+
+    ``rules``: regular expressions and what replaces them, applied in order. ``ignored``: stored names (after the rules)
+    that are known to be without use. ``aliases``: (spare, wanted): a stored spare serves when the wanted one is absent.
+    """
+
+    rules: Sequence[tuple[str, str]]
+    ignored: Sequence[str] = ()
+    aliases: Sequence[tuple[str, str]] = ()
+
+    def of(self, stored: str) -> str:
+        for pattern, replacement in self.rules:
+            stored = re.sub(pattern, replacement, stored)
+        return stored
+
+    def is_ignored(self, name: str) -> bool:
+        return any(re.fullmatch(pattern, name) for pattern in self.ignored)
+
+
+TRANSFORMER_RULES = (
+    (r"\.embeddings\.patch_embedding\.", ".patch."),
+    (r"\.embeddings\.position_embedding\.", ".position."),
+    (r"\.encoder\.layers\.", ".layers."),
+    (r"\.(layer_norm1|input_layernorm)\.", ".attn_norm."),
+    (r"\.(layer_norm2|post_attention_layernorm)\.", ".mlp_norm."),
+    (r"\.self_attn\.([qkvo])(ut)?_proj\.", r".\1."),
+    (r"\.mlp\.(gate|up|down)_proj\.", r".\1."),
+    (r"\.mlp\.fc1\.", ".up."),
+    (r"\.mlp\.fc2\.", ".down."),
+    (r"\.post_layernorm\.", ".norm."),
+)
+"""Names of transformers' SigLIP, Gemma and Llama layers."""
+
+PROJECTION_RULES = (
+    (r"^action_in_proj\.", "action_in."),
+    (r"^action_out_proj\.", "action_out."),
+    (r"^state_proj\.", "state_in."),
+    (r"^(action_)?time_mlp_(in|out)\.", r"time_\2."),
+)
+"""Names of the projections around the expert; pi0 and pi0.5 files use either name of the time MLP."""
+
+
+def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
+    """Stored names and shapes, without reading a tensor."""
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path.name}: cannot be read as safetensors ({error})", path=path.name) from None
+
+
+def load_weights(
+    network: nn.Module, path: Path, names: Names, *, dtype: torch.dtype, device: torch.device | str
+) -> None:
+    """Fill the network's parameters and move it to ``dtype`` and ``device``.
+
+    Raises ConfigError that lists missing and unexpected names and different shapes; the network is then unchanged."""
+    wanted = dict(network.named_parameters())
+    found = _match(shapes_in(path), names, wanted)
+    _refuse_differences(path, found, {name: tuple(p.shape) for name, p in wanted.items()}, shapes_in(path), names)
+    network.to(dtype=dtype, device=device)
+    with safe_open(path, "pt") as file, torch.no_grad():
+        for name, parameter in network.named_parameters():
+            parameter.copy_(file.get_tensor(found[name]))
+
+
+def _match(stored: Mapping[str, tuple[int, ...]], names: Names, wanted: Mapping[str, object]) -> dict[str, str]:
+    """The network's name -> the stored one."""
+    found = {names.of(name): name for name in sorted(stored)}
+    for spare, name in names.aliases:
+        if spare in found:
+            found.setdefault(name, found[spare])
+            del found[spare]
+    return {name: key for name, key in found.items() if name in wanted or not names.is_ignored(name)}
+
+
+def _refuse_differences(
+    path: Path,
+    found: Mapping[str, str],
+    wanted: Mapping[str, tuple[int, ...]],
+    stored: Mapping[str, tuple[int, ...]],
+    names: Names,
+) -> None:
+    missing = sorted(set(wanted) - set(found))
+    unexpected = sorted(found[name] for name in set(found) - set(wanted))
+    shapes = [
+        f"{found[name]} is {list(stored[found[name]])}, {list(shape)} is needed"
+        for name, shape in sorted(wanted.items())
+        if name in found and stored[found[name]] != shape
+    ]
+    problems = [
+        f"{title}: {_listed(items)}"
+        for title, items in (("missing", missing), ("unexpected", unexpected), ("other shapes", shapes))
+        if items
+    ]
+    if problems:
+        raise ConfigError(f"{path.name} does not hold this model; " + "; ".join(problems), path=path.name)
+
+
+def _listed(items: Sequence[str]) -> str:
+    more = len(items) - LISTED
+    return ", ".join(items[:LISTED]) + (f" and {more} more" if more > 0 else "")
