@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from realtime_omni.engine import commands as c
-from realtime_omni.errors import OmniError, SessionGoneError
-from realtime_omni.session.values import Chunk, EventAcceptance, SessionEvent, SessionId
+from realtime_omni.errors import OmniError, SessionGoneError, StateError
+from realtime_omni.session.journal import EventLog
+from realtime_omni.session.values import Chunk, ChunkIndex, EventAcceptance, EventId, SessionEvent, SessionId
 
 if TYPE_CHECKING:
     from realtime_omni.manager import SessionManager
@@ -148,6 +150,44 @@ class Session:
         """
         await self._ask(c.Rewind(**self._address(), chunk_index=chunk_index))
         return self._view
+
+    async def log(self) -> EventLog:
+        """What made this world: how it began and the events that its chunks applied, without what resets and rewinds undid.
+
+        Bounded: of a very long session the oldest chunks are forgotten, and ``first_chunk`` says from where it is complete."""
+        log = await self._ask(c.Log(**self._address()))
+        assert isinstance(log, EventLog)
+        return log
+
+    async def replay(self, log: EventLog, outputs: Sequence[str] | None = None) -> AsyncGenerator[Chunk, None]:
+        """Run the chunks of a log again, each with the events that it applied then, under fresh ids; equal bit for bit.
+
+        A session that is where the log begins goes on from there; any other starts over with the log's prompt, seed and
+        start picture (a picture of the client's own must have been this session's, too). Nothing else may be asked of the
+        session meanwhile. Leaving the iterator leaves the session after the last chunk that was taken.
+
+        Raises:
+            ArgumentError: another model's log (``unsupported``), another picture (``image_invalid``), or one that does not
+                begin at chunk 0 and is not played on from the same line (``not_retained``). Nothing has changed.
+            StateError: chunks or events of this session wait, or somebody else took part.
+        """
+        if self._undelivered or self._orphans:
+            raise StateError("chunks of this session wait; a log is played alone")
+        await self._ask(c.Return(**self._address(), log=log))
+        recorded = {applied.chunk_index: applied.events for applied in log.chunks}
+        for index in range(log.first_chunk, log.next_chunk):
+            first_id = self._view.event_floor + 1
+            events = [
+                replace(e, event_id=EventId(first_id + i)) for i, e in enumerate(recorded.get(ChunkIndex(index), ()))
+            ]
+            for event in events:
+                await self.accept_event(event)
+            chunk = await self.next_chunk(outputs)
+            if (chunk.chunk_index, chunk.metadata.applied_event_ids) != (index, tuple(e.event_id for e in events)):
+                raise StateError(
+                    f"chunk {index} of the log came out otherwise: something else was asked of the session"
+                )
+            yield chunk
 
     async def rollback(self) -> None:
         """From FAILED back to the last committed chunk; the same chunk runs again with the same noise."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from realtime_omni.session.journal import EventLog
 from realtime_omni.session.values import EventId, Generation, SessionEvent, SessionId
 
 
@@ -45,6 +46,11 @@ class Accept(SessionCommand):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Next(SessionCommand):
     outputs: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log(SessionCommand):
+    """Answered with the session's :class:`~realtime_omni.session.journal.EventLog`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +95,13 @@ class Reset(ControlCommand):
     seed: int | None = None
     image: Any = None
     start: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Return(ControlCommand):
+    """Go to where ``log`` begins: stay when the session is there, else reset to the log's origin."""
+
+    log: EventLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

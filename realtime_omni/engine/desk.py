@@ -117,6 +117,13 @@ class Desk:
             case c.Rollback():
                 self._rollback(entry)
                 self._front.ok(command.ticket, None, entry)
+            case c.Log():
+                session = entry.session
+                self._front.ok(
+                    command.ticket, session.journal.log(self._consumer.spec.name, session.chunk_index), entry
+                )
+            case c.Return():
+                self._return(entry, command)
             case c.Fork():
                 self._branches.fork(entry, command)
             case c.Rewind():
@@ -141,10 +148,11 @@ class Desk:
         self._check_image(command.image)
         session_id, generation = self._registry.claim(command.session_id)
         prompt = self._prompt(command.prompt, command.start, spec.default_prompt)
+        setup = SessionSetup(session_id, prompt, seed, command.image, command.start)
         session = Session(
             session_id,
             generation,
-            prompt=prompt,
+            origin=setup.origin,
             reducer=self._consumer.new_reducer(),
             max_pending_events=self._max_pending_events,
             request_ids=self._request_ids,
@@ -152,7 +160,6 @@ class Desk:
             horizon_frames=spec.horizon_frames if self._horizon_frames is None else self._horizon_frames,
             rewind_blocks=self._consumer.rewind_blocks,
         )
-        setup = SessionSetup(session_id, prompt, seed, command.image, command.start)
         self._openings.take_place(setup)  # last: from here on nothing can fail, so no place is lost
         now_s = self._clock.now_s()
         entry = Entry(session, setup, outputs, created_at_s=now_s, last_used_at_s=now_s)
@@ -239,9 +246,42 @@ class Desk:
             image=command.image if fresh_picture else old.image,
             start=self._start(command.start) if fresh_picture else old.start,
         )
+        self._restart(entry, setup, command.ticket)
+
+    def _return(self, entry: Entry, command: c.Return) -> None:
+        """Where the log begins, so that its events can be played. The line that leads there decides, not the number alone."""
+        entry.session.lifecycle.require("reset")
+        log, session = command.log, entry.session
+        if log.model != self._consumer.spec.name:
+            raise ArgumentError(f"the log is of model {log.model!r}", code=ErrorCode.UNSUPPORTED, path="log.model")
+        if session.is_at(log):
+            if entry.waiters or session.in_flight is not None or session.intake.pending_count:
+                raise StateError("chunks or events of this session wait; a log is played alone")
+            self._front.ok(command.ticket, None, entry)
+            return
+        if log.first_chunk:
+            raise ArgumentError(
+                f"the log begins before chunk {log.first_chunk} of a line that this session is not on",
+                code=ErrorCode.NOT_RETAINED,
+                path="log.first_chunk",
+            )
+        origin = log.origin
+        image = None if origin.image is None else entry.setup.image
+        setup = replace(
+            entry.setup, prompt=origin.prompt, seed=origin.seed, start=self._start(origin.start), image=image
+        )
+        if setup.origin != origin:
+            raise ArgumentError(
+                "the log began with a picture that this session did not",
+                code=ErrorCode.IMAGE_INVALID,
+                path="log.origin",
+            )
+        self._restart(entry, setup, command.ticket)
+
+    def _restart(self, entry: Entry, setup: SessionSetup, ticket: int) -> None:
         self._consumer.check_setup(setup)  # a refused reset does not cost the running tick
         self._stop(entry, AbortedError("the session was reset"))
-        self._openings.reset(entry, setup, command.ticket)
+        self._openings.reset(entry, setup, ticket)
 
     def _stop(self, entry: Entry, stopped: Exception) -> None:
         """No tick of the session runs or waits any more; whoever asked for one gets ``stopped``."""

@@ -118,7 +118,7 @@ class Openings:
         entry.awaits_prefill = False
         if entry.session.state is SessionState.RESETTING:
             try:
-                discarded = entry.session.finish_reset(entry.setup.prompt)
+                discarded = entry.session.finish_reset(entry.setup.origin)
             except Exception as error:  # the reducer's
                 tickets, entry.opening = tuple(entry.opening), []
                 self.reset_failed(entry, error, tickets)

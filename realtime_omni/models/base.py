@@ -12,12 +12,14 @@ each of them the engine may drop rows (close, abort, reset) or close the generat
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from realtime_omni.kv.capacity import KVSpec
 from realtime_omni.session.controls import ControlReducer, LatestWinsReducer, PreparedControls
+from realtime_omni.session.journal import Origin
 from realtime_omni.session.values import (
     Artifact,
     ArtifactSpec,
@@ -87,6 +89,18 @@ class SessionSetup:
     seed: int
     image: np.ndarray | None = None
     start: str | None = None
+
+    @property
+    def origin(self) -> Origin:
+        """What an event log says of it."""
+        return Origin(self.prompt, self.seed, self.start, _image_digest(self.image))
+
+
+def _image_digest(image: np.ndarray | None) -> str | None:
+    if image is None:
+        return None
+    shape = "x".join(str(n) for n in image.shape)
+    return hashlib.sha256(f"{shape}:".encode() + image.tobytes()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """One session: the pure machine that turns events into ticks and commits into progress.
 
-Owns the lifecycle, the intake, the prompt, the controls, the chunk counter and the one tick that may be in flight. Must
-not know what runs the tick, who waits for it, or what time it is.
+Owns the lifecycle, the intake, the journal, the prompt, the controls, the chunk counter and the one tick that may be in
+flight. Must not know what runs the tick, who waits for it, or what time it is.
 
 A tick is a transaction. ``begin_tick`` freezes a snapshot; ``commit_tick`` applies it if, and only if, the output's metadata
 equals the snapshot; ``fail_tick`` and ``abort_tick`` forget it. Index, prompt, controls and queue change in ``commit_tick``
@@ -21,6 +21,7 @@ from typing import Any
 from realtime_omni.errors import ArgumentError, ChunkMetadataError, ErrorCode, StateError
 from realtime_omni.session.controls import ControlReducer, PreparedControls
 from realtime_omni.session.intake import Intake
+from realtime_omni.session.journal import EventLog, Journal, Origin
 from realtime_omni.session.lifecycle import Lifecycle, SessionState, Trigger
 from realtime_omni.session.values import (
     ChunkIndex,
@@ -37,12 +38,15 @@ from realtime_omni.session.values import (
 
 @dataclass(frozen=True, slots=True)
 class Memento:
-    """A session at the boundary before chunk ``chunk_index``. ``memory`` is what its reducer saved, a JSON value."""
+    """A session at the boundary before chunk ``chunk_index``.
+
+    ``memory`` is what its reducer saved, a JSON value; ``lineage`` says what led here (see ``journal``)."""
 
     chunk_index: ChunkIndex
     prompt: str | None
     controls: tuple[ControlInput, ...]
     memory: Any
+    lineage: str
 
 
 RequestIdFactory = Callable[[SessionId, ChunkIndex], str]
@@ -53,6 +57,7 @@ class InFlight:
     """The tick that runs, and what it will change when it commits."""
 
     tick: TickRequest
+    events: tuple[SessionEvent, ...]
     prepared: PreparedControls
 
 
@@ -64,7 +69,7 @@ class Session:
         session_id: SessionId,
         generation: Generation,
         *,
-        prompt: str | None,
+        origin: Origin,
         reducer: ControlReducer,
         max_pending_events: int,
         request_ids: RequestIdFactory,
@@ -78,7 +83,8 @@ class Session:
         self.intake = Intake(max_pending_events)
         self.chunk_index = ChunkIndex(0)
         self.epoch = 0
-        self.prompt = prompt
+        self.prompt = origin.prompt
+        self.journal = Journal(origin)
         self.controls: dict[str, ControlInput] = {}
         self.in_flight: InFlight | None = None
         self._reducer = reducer
@@ -134,7 +140,7 @@ class Session:
             controls=tuple(sorted(prepared.controls, key=lambda c: c.track)),
             requested_outputs=requested_outputs,
         )
-        self.in_flight = InFlight(tick, prepared)
+        self.in_flight = InFlight(tick, events, prepared)
         return tick
 
     def verify(self, metadata: ChunkMetadata) -> None:
@@ -158,6 +164,7 @@ class Session:
         if before is not None:
             self._past.append(before)
         self.intake.applied(flight.tick.applied_event_ids)
+        self.journal.record(self.epoch, self.chunk_index, flight.events)
         self.prompt = flight.tick.prompt
         self.controls = {c.track: c for c in flight.prepared.after}
         self.chunk_index = ChunkIndex(self.chunk_index + 1)
@@ -173,7 +180,8 @@ class Session:
 
     def memento(self) -> Memento:
         """The session as it is between ticks. Raises what the reducer's ``save`` raises."""
-        return Memento(self.chunk_index, self.prompt, tuple(self.controls.values()), self._reducer.save())
+        controls = tuple(self.controls.values())
+        return Memento(self.chunk_index, self.prompt, controls, self._reducer.save(), self.journal.lineage)
 
     @property
     def past(self) -> tuple[Memento, ...]:
@@ -198,6 +206,11 @@ class Session:
             )
         return found
 
+    def is_at(self, log: EventLog) -> bool:
+        """Whether the session is where the log begins: active, at that chunk, by the same events from the same origin."""
+        here = (self.chunk_index, self.journal.lineage) == (log.first_chunk, log.lineage)
+        return here and self.state is SessionState.ACTIVE
+
     def rewind(self, moment: Memento, reducer: ControlReducer) -> tuple[EventId, ...]:
         """Be what the session was at ``moment``, in a new epoch; ``reducer`` has loaded its memory. The event floor stays.
 
@@ -207,6 +220,7 @@ class Session:
         self.lifecycle.move(Trigger.REWIND)
         while self._past and self._past[-1].chunk_index >= moment.chunk_index:
             self._past.pop()
+        self.journal.rewind(moment.chunk_index, moment.lineage)
         self._take(moment, reducer)
         self.epoch += 1
         return self.intake.discard_pending()
@@ -220,7 +234,7 @@ class Session:
         twin = Session(
             session_id,
             generation,
-            prompt=self.prompt,
+            origin=self.journal.origin,
             reducer=reducer,
             max_pending_events=self.intake.max_pending,
             request_ids=self._request_ids,
@@ -229,6 +243,7 @@ class Session:
         )
         twin._take(self.memento(), reducer)
         twin._past = self._past.copy()
+        twin.journal = self.journal.copy()
         twin.epoch = self.epoch
         twin.intake.floor = self.intake.floor
         return twin
@@ -240,7 +255,7 @@ class Session:
         self.lifecycle.move(Trigger.RESET)
         self._past.clear()
 
-    def finish_reset(self, prompt: str | None) -> tuple[EventId, ...]:
+    def finish_reset(self, origin: Origin) -> tuple[EventId, ...]:
         """Chunk 0 of a new epoch; the event floor stays. Returns the events that the reset discarded.
 
         Raises only what the reducer's reset raises; nothing has changed then."""
@@ -248,7 +263,8 @@ class Session:
         self.lifecycle.move(Trigger.RESET_DONE)
         discarded = self.intake.discard_pending()
         self.controls = {}
-        self.prompt = prompt
+        self.prompt = origin.prompt
+        self.journal = Journal(origin)
         self.chunk_index = ChunkIndex(0)
         self.epoch += 1
         return discarded
@@ -262,6 +278,7 @@ class Session:
     def check(self) -> None:
         """Raises AssertionError when an invariant is broken."""
         self.intake.check()
+        self.journal.check(self.chunk_index)
         retained = [m.chunk_index for m in self._past]
         assert retained == list(range(self.chunk_index - len(retained), self.chunk_index)), "the past has a gap"
         if self.in_flight is not None:

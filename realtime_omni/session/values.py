@@ -155,6 +155,8 @@ class SessionEvent:
     prompt: str | None = None
     controls: tuple[ControlInput, ...] = ()
     fingerprint: str = field(init=False, repr=False, compare=False, default="")
+    payload_bytes: int = field(init=False, repr=False, compare=False, default=0)
+    """Of the payload as JSON text."""
 
     def __post_init__(self) -> None:
         check_event_id(self.event_id)
@@ -175,6 +177,7 @@ class SessionEvent:
             raise ArgumentError("an event must carry a prompt or at least one control", path="event")
         object.__setattr__(self, "controls", controls)
         text = canonical_json({"prompt": self.prompt, "controls": tuple(c.to_dict() for c in controls)})
+        object.__setattr__(self, "payload_bytes", len(text))
         object.__setattr__(self, "fingerprint", hashlib.sha256(text.encode()).hexdigest())
 
 

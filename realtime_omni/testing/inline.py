@@ -30,6 +30,7 @@ from realtime_omni.engine.outbox import Outbox
 from realtime_omni.engine.runner import ModelRunner
 from realtime_omni.ids import CountingMint
 from realtime_omni.models.base import WorldModel
+from realtime_omni.session.journal import EventLog
 from realtime_omni.session.values import Chunk, ChunkIndex, ControlInput, EventAcceptance, SessionEvent, SessionId
 
 KV_BYTES = 64 << 20
@@ -244,6 +245,21 @@ class InlineEngine:
 
     def rollback(self, session_id: str) -> None:
         self.ask(c.Rollback(**_address(session_id)))
+
+    def log(self, session_id: str) -> EventLog:
+        return self.ask(c.Log(**_address(session_id)))  # type: ignore[no-any-return]
+
+    def replay(self, session_id: str, log: EventLog) -> list[Chunk]:
+        """As ``Session.replay`` of the manager does."""
+        self.ask(c.Return(**_address(session_id), log=log))
+        recorded = {applied.chunk_index: applied.events for applied in log.chunks}
+        chunks = []
+        for index in range(log.first_chunk, log.next_chunk):
+            for event in recorded.get(ChunkIndex(index), ()):
+                event_id = self.view(session_id).event_floor + 1
+                self.accept(session_id, event_id, prompt=event.prompt, controls=event.controls)
+            chunks.append(self.next(session_id))
+        return chunks
 
     def fork(self, session_id: str, name: str | None = None, *, generation: int | None = None) -> c.SessionView:
         return self.ask(c.Fork(**_address(session_id, generation), name=name))  # type: ignore[no-any-return]

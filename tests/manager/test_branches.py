@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from realtime_omni.errors import AbortedError, ArgumentError, CapacityError, SessionGoneError
+from realtime_omni.errors import AbortedError, ArgumentError, CapacityError, SessionGoneError, StateError
 from realtime_omni.manager import SessionManager, SessionNotice
 from realtime_omni.session.values import Chunk, EventId, SessionEvent
 from realtime_omni.testing.faults import Gate, at
@@ -116,3 +116,34 @@ async def test_a_chunk_left_behind_is_dropped_by_a_rewind_and_only_undone_events
             await session.rewind(target)
             assert [(n.event_ids, n.reason) for n in notices if n.kind == "events_discarded"] == told
             assert (await session.next_chunk()).chunk_index == target
+
+
+async def test_a_log_is_played_again_through_the_handle() -> None:
+    async with running() as manager:
+        session = await manager.create_session("a", seed=1)
+        seen = []
+        for i in range(5):
+            await session.accept_event(event(i, i))
+            seen.append(picture(await session.next_chunk()))
+        log = await session.log()
+        other = await manager.create_session("b")
+        for one in (session, other):
+            assert [picture(chunk) async for chunk in one.replay(log)] == seen
+        assert (session.epoch, session.view.event_floor, session.chunk_index) == (1, 9, 5)
+
+
+async def test_who_takes_part_in_a_replay_ends_it() -> None:
+    async with running() as manager:
+        session = await manager.create_session("a")
+        for i in range(3):
+            await session.accept_event(event(i, i))
+            await session.next_chunk()
+        log = await session.log()
+        chunks = session.replay(log)
+        await anext(chunks)
+        stolen = await session.next_chunk()
+        with pytest.raises(StateError, match="something else"):
+            await anext(chunks)
+        session._undelivered.append(stolen)
+        with pytest.raises(StateError, match="played alone"):
+            await anext(session.replay(log))

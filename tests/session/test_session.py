@@ -10,6 +10,7 @@ import pytest
 
 from realtime_omni.errors import ArgumentError, ChunkMetadataError, SessionGoneError, StateError
 from realtime_omni.session.controls import ControlReducer, LatestWinsReducer, PreparedControls
+from realtime_omni.session.journal import Origin
 from realtime_omni.session.lifecycle import SessionState, Trigger
 from realtime_omni.session.session import Session
 from realtime_omni.session.values import (
@@ -27,7 +28,7 @@ def session(reducer: ControlReducer | None = None, **changes: Any) -> Session:
     return Session(
         SessionId("a"),
         Generation(1),
-        prompt="red",
+        origin=Origin("red"),
         reducer=reducer if reducer is not None else LatestWinsReducer(),
         max_pending_events=4,
         request_ids=lambda session_id, chunk: f"ar-{session_id}-{chunk}",
@@ -153,7 +154,7 @@ def test_a_reducer_that_cannot_reset_leaves_the_session_in_its_epoch() -> None:
     say(s, 0, "green")
     s.begin_reset()
     with pytest.raises(RuntimeError):
-        s.finish_reset("red")
+        s.finish_reset(Origin("red"))
     assert (s.state, s.epoch, s.intake.pending_count) == (SessionState.RESETTING, 0, 1)
 
 
@@ -184,7 +185,7 @@ def test_a_reset_starts_an_epoch_and_keeps_the_floor() -> None:
     s.begin_tick(())
     s.fail_tick()
     s.begin_reset()
-    assert s.finish_reset("red") == (7,)
+    assert s.finish_reset(Origin("red")) == (7,)
     assert (s.state, s.epoch, s.chunk_index, s.prompt, s.intake.floor) == (SessionState.ACTIVE, 1, 0, "red", 7)
     assert say(s, 7, "green") == "discarded"
 
