@@ -21,6 +21,9 @@ from realtime_omni.models.common.vla.policy import LoadOptions, Policy
 from realtime_omni.models.pi0.loader import load_lerobot as load_pi0
 from realtime_omni.models.smolvla.loader import load_lerobot as load_smolvla
 from realtime_omni.models.smolvla.network import SmolVLANetwork
+from realtime_omni.rtc.modes import Mode, Settings, step_rule
+from realtime_omni.rtc.previous import Previous
+from realtime_omni.rtc.weights import Schedule
 
 GOLDEN = Path(__file__).parent / "golden"
 TOLERANCE = 1e-5
@@ -131,3 +134,14 @@ def test_a_chunk_from_a_raw_observation_equals_the_references(case: Case) -> Non
     assert difference(actions[:, :, : processing.action_channels], case.trace["actions"]) <= TOLERANCE
     robot = processing.robot_actions(actions[0], case.trace["raw.observation.state"].numpy())
     assert difference(torch.from_numpy(robot), case.trace["actions.robot"][0]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("schedule", [Schedule.LINEAR, Schedule.EXP])
+def test_guided_chunks_equal_the_references(case: Case, schedule: Schedule) -> None:
+    """lerobot's guidance takes the Jacobian as 1; its ``execution_horizon`` is our ``soft_end``."""
+    network, tail = case.policy.network, case.trace["rtc.tail"]
+    previous = Previous.of([tail[0]], network.shape.horizon, network.shape.action_dim)
+    rule = step_rule(Settings(Mode.IDENTITY, schedule, limit=5.0, soft_end=5), previous, [2])
+    actions = sample(network, encode(network, case.inputs()), case.trace["noise"], rule=rule)
+    theirs = case.trace[f"rtc.{schedule}.actions"]
+    assert difference(actions[:, :, : theirs.shape[2]], theirs) <= TOLERANCE
