@@ -17,6 +17,7 @@ The tree::
           ArtifactError(ValueError)    missing, undeclared, duplicate or absent artifact
           AbortedError                 the running chunk was aborted on request
         CleanupError                   release failed; the session is a tombstone
+      SnapshotError                    a saved session was refused, or could not be written or read
       EngineError                      the engine is unusable for everybody (fatal)
       BackendUnavailable               a back-end cannot run here (names what is missing)
 
@@ -53,6 +54,13 @@ class ErrorCode(StrEnum):
     ABORTED = "aborted"
     HORIZON = "horizon"
     NOT_RETAINED = "not_retained"
+    STATE_TOO_LARGE = "state_too_large"
+    SNAPSHOT_CORRUPT = "snapshot_corrupt"
+    SNAPSHOT_TOO_LARGE = "snapshot_too_large"
+    SNAPSHOT_VERSION = "snapshot_version"
+    SNAPSHOT_FOREIGN = "snapshot_foreign"
+    SNAPSHOT_READ_FAILED = "snapshot_read_failed"
+    SNAPSHOT_WRITE_FAILED = "snapshot_write_failed"
     CAPACITY = "capacity"
     CLEANUP_FAILED = "cleanup_failed"
     UNSUPPORTED = "unsupported"
@@ -163,3 +171,11 @@ class CleanupError(SessionError):
     """Releasing worker state failed; the session is a tombstone and the release is retried."""
 
     default_code = ErrorCode.CLEANUP_FAILED
+
+
+class SnapshotError(OmniError):
+    """A saved session was refused (damaged, too large, newer, of another model), or could not be written or read.
+
+    Nothing has changed: no session, no page, and no file that existed before."""
+
+    default_code = ErrorCode.SNAPSHOT_CORRUPT

@@ -16,7 +16,7 @@ import concurrent.futures
 import copy
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from realtime_omni.engine.consumer import Done, PlannedRow, Release
 from realtime_omni.errors import ChunkMetadataError, CleanupError, ConfigError, ErrorCode, StateError, TickError
@@ -146,6 +146,18 @@ class GenerateConsumer:
 
     def retained(self, session_id: SessionId) -> Sequence[int]:
         return ()
+
+    def identity(self) -> NoReturn:
+        raise StateError("a foreign engine's sessions cannot be saved", code=ErrorCode.UNSUPPORTED)
+
+    def capture(self, session_id: SessionId) -> NoReturn:
+        self.identity()
+
+    def check_saved(self, record: Any, tensors: Mapping[str, Any]) -> NoReturn:
+        self.identity()
+
+    def adopt(self, setup: SessionSetup, record: Any, tensors: Mapping[str, Any], chunk_index: int) -> NoReturn:
+        self.identity()
 
     def release(self, session_id: SessionId) -> Release:
         if session_id not in self._order:

@@ -20,6 +20,7 @@ from realtime_omni.session.values import Chunk, ChunkIndex, EventAcceptance, Eve
 
 if TYPE_CHECKING:
     from realtime_omni.manager import SessionManager
+    from realtime_omni.snapshot.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -188,6 +189,17 @@ class Session:
                     f"chunk {index} of the log came out otherwise: something else was asked of the session"
                 )
             yield chunk
+
+    async def snapshot(self) -> Snapshot:
+        """This session at its last committed chunk, as a value to keep, send or restore; a running tick is not disturbed.
+
+        Chunks that were committed and not yet handed out are no part of it. Raises StateError: closing, resetting, its state
+        is gone, or a foreign engine runs the model (``unsupported``)."""
+        from realtime_omni.snapshot.snapshot import Snapshot
+
+        snapshot = await self._ask(c.Save(**self._address()))
+        assert isinstance(snapshot, Snapshot)
+        return snapshot
 
     async def rollback(self) -> None:
         """From FAILED back to the last committed chunk; the same chunk runs again with the same noise."""

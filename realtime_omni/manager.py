@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from realtime_omni.engine.consumer import TickConsumer
     from realtime_omni.engine.engine import Engine
     from realtime_omni.models.base import ModelSpec, WorldModel
+    from realtime_omni.snapshot.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -189,6 +190,20 @@ class SessionManager:
         )
         return await self.open_session(command)
 
+    async def restore(self, snapshot: Snapshot, session_id: str | None = None) -> Session:
+        """A session that goes on where a saved one was: same seed, same events, same chunks; on the same kind of device bit
+        for bit. It takes a place as a new session does.
+
+        Args:
+            session_id: None: the id that it was saved with.
+
+        Raises:
+            SnapshotError: ``snapshot_foreign`` (another model, other weights, geometry or dtype), ``snapshot_corrupt``.
+            StateError: the id exists (``session_exists``), or a foreign engine runs the model (``unsupported``).
+            CapacityError: no place is left. EventQueueFullError: more events wait in it than ``engine.max_pending_events``.
+        """
+        return await self.open_session(c.Restore(ticket=self.next_ticket(), snapshot=snapshot, session_id=session_id))
+
     def get_session(self, session_id: str) -> Session:
         """Raises SessionGoneError: closed (``session_gone``) or never known (``session_not_found``)."""
         handle = self._handles.get(SessionId(session_id))
@@ -277,7 +292,7 @@ class SessionManager:
         self._futures[command.ticket] = future
         return future
 
-    async def open_session(self, command: c.Create | c.Fork) -> Session:
+    async def open_session(self, command: c.Create | c.Fork | c.Restore) -> Session:
         """Post a command that opens a session; should its caller go away, the session is closed again."""
         future = self.send(command)
         try:

@@ -7,10 +7,13 @@ events can never keep a close, an abort or a reset waiting (row G15).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from realtime_omni.session.journal import EventLog
 from realtime_omni.session.values import EventId, Generation, SessionEvent, SessionId
+
+if TYPE_CHECKING:
+    from realtime_omni.snapshot.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,14 @@ class Create(Command):
     image: Any = None
     start: str | None = None
     outputs: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore(Command):
+    """A session that goes on where a saved one was, under its own id or another."""
+
+    snapshot: Snapshot
+    session_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +69,11 @@ class Fork(SessionCommand):
     """A second session that is what ``session_id`` is at its last committed chunk, under the id ``name`` (None: minted)."""
 
     name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save(SessionCommand):
+    """Answered with a :class:`~realtime_omni.snapshot.snapshot.Snapshot` of the last committed chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

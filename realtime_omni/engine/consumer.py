@@ -7,12 +7,16 @@ knows only this page.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from realtime_omni.models.base import ControlReducer, ModelSpec, RowOutput, SessionSetup
 from realtime_omni.session.values import SessionEvent, SessionId, TickRequest
+from realtime_omni.snapshot.header import IdentityRecord, WorkerRecord
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Release(Protocol):
@@ -124,6 +128,25 @@ class TickConsumer(Protocol):
 
     def retained(self, session_id: SessionId) -> Sequence[int]:
         """The chunks that ``rewind`` can go back to, rising; the next chunk is not among them."""
+        ...
+
+    def identity(self) -> IdentityRecord:
+        """Which saved sessions fit here. Raises StateError (``unsupported``) where none can be made."""
+        ...
+
+    def capture(self, session_id: SessionId) -> tuple[WorkerRecord, Mapping[str, Tensor]]:
+        """A copy of everything held for a session as of its last committed block; tensors are on the CPU. A tick of it may
+        be running. Raises StateError (``unsupported``)."""
+        ...
+
+    def check_saved(self, record: WorkerRecord, tensors: Mapping[str, Tensor]) -> None:
+        """Raises ArgumentError for what ``capture`` cannot have made; changes nothing."""
+        ...
+
+    def adopt(self, setup: SessionSetup, record: WorkerRecord, tensors: Mapping[str, Tensor], chunk_index: int) -> None:
+        """Take a place for a session that goes on where a captured one was, with chunk ``chunk_index``.
+
+        Raises CapacityError, ArgumentError."""
         ...
 
     def release(self, session_id: SessionId) -> Release:

@@ -20,6 +20,7 @@ from realtime_omni.engine.endings import Endings
 from realtime_omni.engine.entry import MAX_WAITERS, Entry, Waiter
 from realtime_omni.engine.front import Front
 from realtime_omni.engine.openings import Openings
+from realtime_omni.engine.saving import Saving
 from realtime_omni.errors import (
     AbortedError,
     ArgumentError,
@@ -30,10 +31,11 @@ from realtime_omni.errors import (
     StateError,
 )
 from realtime_omni.models.base import SessionSetup
+from realtime_omni.session.journal import Origin
 from realtime_omni.session.lifecycle import Trigger
 from realtime_omni.session.registry import Registry
 from realtime_omni.session.session import RequestIdFactory, Session
-from realtime_omni.session.values import check_event_id, check_prompt
+from realtime_omni.session.values import Generation, SessionId, check_event_id, check_prompt
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +70,7 @@ class Desk:
         self._max_pending_events = max_pending_events
         self._horizon_frames = horizon_frames
         self._branches = Branches(registry, consumer, front, openings, clock, self._stop)
+        self._saving = Saving(registry, consumer, front, openings, clock, self._new_session)
         self._arrivals = 0
         self._created = 0
 
@@ -76,6 +79,8 @@ class Desk:
         try:
             if isinstance(command, c.Create):
                 self._create(command)
+            elif isinstance(command, c.Restore):
+                self._saving.restore(command)
             elif isinstance(command, c.SessionCommand):
                 self._session_command(self._find(command), command)
         except OmniError as error:
@@ -88,8 +93,8 @@ class Desk:
 
     @property
     def created(self) -> int:
-        """Sessions so far, forks included."""
-        return self._created + self._branches.forked
+        """Sessions so far, forks and restored ones included."""
+        return self._created + self._branches.forked + self._saving.restored
 
     def close(self, entry: Entry, reason: str, ticket: int = 0) -> None:
         """Out of the running batch first, then the one close path."""
@@ -110,6 +115,8 @@ class Desk:
                 self._front.ok(command.ticket, receipt, entry)
             case c.Next():
                 self._ask(entry, command)
+            case c.Save():
+                self._front.ok(command.ticket, self._saving.take(entry), entry)
             case c.Cancel():
                 self._cancel(entry, command.target)
             case c.Abort():
@@ -149,10 +156,20 @@ class Desk:
         session_id, generation = self._registry.claim(command.session_id)
         prompt = self._prompt(command.prompt, command.start, spec.default_prompt)
         setup = SessionSetup(session_id, prompt, seed, command.image, command.start)
-        session = Session(
+        session = self._new_session(session_id, generation, setup.origin)
+        self._openings.take_place(setup)  # last: from here on nothing can fail, so no place is lost
+        now_s = self._clock.now_s()
+        entry = Entry(session, setup, outputs, created_at_s=now_s, last_used_at_s=now_s)
+        self._registry.add(session_id, entry)
+        self._created += 1
+        self._openings.begin(entry, command.ticket)
+
+    def _new_session(self, session_id: SessionId, generation: Generation, origin: Origin) -> Session:
+        spec = self._consumer.spec
+        return Session(
             session_id,
             generation,
-            origin=setup.origin,
+            origin=origin,
             reducer=self._consumer.new_reducer(),
             max_pending_events=self._max_pending_events,
             request_ids=self._request_ids,
@@ -160,12 +177,6 @@ class Desk:
             horizon_frames=spec.horizon_frames if self._horizon_frames is None else self._horizon_frames,
             rewind_blocks=self._consumer.rewind_blocks,
         )
-        self._openings.take_place(setup)  # last: from here on nothing can fail, so no place is lost
-        now_s = self._clock.now_s()
-        entry = Entry(session, setup, outputs, created_at_s=now_s, last_used_at_s=now_s)
-        self._registry.add(session_id, entry)
-        self._created += 1
-        self._openings.begin(entry, command.ticket)
 
     def _prompt(self, given: str | None, start: str | None, otherwise: str | None) -> str | None:
         """The client's prompt, else the one that belongs to its start picture, else ``otherwise``."""

@@ -68,6 +68,12 @@ class Openings:
             self._consumer.check_setup(setup)
         self._take(lambda: self._consumer.open(setup))
 
+    def take_place_of_saved(self, check: Callable[[], None], adopt: Callable[[], None]) -> None:
+        """The same for a saved session. Raises CapacityError, or what the consumer has against the saved state."""
+        if len(self._registry) >= self._max_sessions:
+            check()
+        self._take(adopt)
+
     def take_place_of_fork(self, parent: SessionId, name: SessionId) -> None:
         """The same for a fork. Raises CapacityError; the parent is never evicted for its fork."""
         self._take(lambda: self._consumer.fork(parent, name), spared=parent)

@@ -17,8 +17,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from realtime_omni.engine.capture import Moment, check_parts, put_together, take_apart
 from realtime_omni.engine.consumer import Done, PlannedRow, Release
 from realtime_omni.errors import CapacityError, TickError
 from realtime_omni.kv.attention import AttentionBackend, AttentionPlan, RowPlan
@@ -36,8 +37,10 @@ from realtime_omni.models.base import (
     WorldModel,
 )
 from realtime_omni.session.values import SessionEvent, SessionId
+from realtime_omni.snapshot.header import GeometryRecord, IdentityRecord, WorkerRecord
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger(__name__)
 
@@ -49,14 +52,6 @@ def no_faults(point: str, sessions: Sequence[SessionId]) -> None:
     """The hook of a running server."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """A session at a chunk boundary: the model's state, and how many frames were committed."""
-
-    state: Any
-    frames: int
-
-
 @dataclass(slots=True)
 class _Resident:
     state: Any
@@ -65,9 +60,9 @@ class _Resident:
     moments: dict[int, Moment] = field(default_factory=dict)
     """The boundaries that a rewind can go back to, by chunk index, rising; the present one is not among them."""
 
-    def remember(self, chunk_index: int, frames: int, most: int) -> None:
-        """The present moment, before it is replaced, as the boundary before chunk ``chunk_index``."""
-        self.moments[chunk_index] = Moment(self.state, frames)
+    def remember(self, chunk_index: int, moment: Moment, most: int) -> None:
+        """A moment that was the present one, as the boundary before chunk ``chunk_index``; at most ``most`` stay."""
+        self.moments[chunk_index] = moment
         while len(self.moments) > most:
             del self.moments[next(iter(self.moments))]
 
@@ -162,6 +157,35 @@ class ModelRunner:
     def retained(self, session_id: SessionId) -> Sequence[int]:
         resident = self._residents.get(session_id)
         return () if resident is None else tuple(resident.moments)
+
+    def identity(self) -> IdentityRecord:
+        return IdentityRecord(
+            model=self.spec.name,
+            fingerprint=self.model.fingerprint(),
+            dtype=str(self.storage.dtype).removeprefix("torch."),
+            geometry=GeometryRecord.of(self.book.spec),
+        )
+
+    def capture(self, session_id: SessionId) -> tuple[WorkerRecord, Mapping[str, Tensor]]:
+        resident = self._residents[session_id]
+        present = Moment(resident.state, self.book.completed_frames(session_id))
+        return take_apart(session_id, (*resident.moments.values(), present), self.model, self.book, self.storage)
+
+    def check_saved(self, record: WorkerRecord, tensors: Mapping[str, Tensor]) -> None:
+        self.model.close(check_parts(record, tensors, self.model, self.storage).moments[-1].state)
+
+    def adopt(self, setup: SessionSetup, record: WorkerRecord, tensors: Mapping[str, Tensor], chunk_index: int) -> None:
+        parts = check_parts(record, tensors, self.model, self.storage)
+        *past, present = parts.moments
+        try:
+            put_together(setup.session_id, parts, self.book, self.storage)
+        except BaseException:
+            self.model.close(present.state)
+            raise
+        resident = _Resident(present.state, setup.seed, False)
+        for index, moment in enumerate(past, chunk_index - len(past)):
+            resident.remember(index, moment, self.rewind_blocks)
+        self._residents[setup.session_id] = resident
 
     def release(self, session_id: SessionId) -> Release:
         """Raises what a ``release`` fault or the model's close hook raises; then nothing was given up and it can be retried."""
@@ -320,7 +344,8 @@ class BatchRun:
         if self._prefill:
             resident.needs_prefill = False
         else:
-            resident.remember(tick.chunk_index, reservation.first_frame, self._runner.rewind_blocks)
+            before = Moment(resident.state, reservation.first_frame)
+            resident.remember(tick.chunk_index, before, self._runner.rewind_blocks)
         resident.state = output.next_state
         self._close_when_settled()
 

@@ -14,7 +14,7 @@ a late commit of it is refused.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from realtime_omni.errors import ArgumentError, CapacityError
@@ -207,6 +207,32 @@ class KVBook:
         self._tables[name] = tuple(
             table.fork(kv_id(name, branch.name)) for branch, table in zip(self.spec.branches, tables, strict=True)
         )
+
+    def restore(
+        self, session: str, completed: int, retained: Sequence[Sequence[int]]
+    ) -> tuple[tuple[FrameRef, ...], ...]:
+        """Open a session with saved history: ``completed`` frames, of which ``retained`` (per branch) are stored.
+
+        Returns per branch the places of the frames, to be filled before the session's next block; see
+        ``WindowTable.restore``. Raises CapacityError or ValueError as ``begin`` does, ArgumentError for frames that
+        cannot be; nothing has changed then. Cross-attention entries are rebuilt by the model.
+        """
+        self._require_place(session)
+        if len(retained) != len(self.spec.branches):
+            raise ValueError(f"frames of {len(retained)} branches, expected {len(self.spec.branches)}")
+        tables: list[WindowTable] = []
+        places: list[tuple[FrameRef, ...]] = []
+        try:
+            for branch, indices in zip(self.spec.branches, retained, strict=True):
+                tables.append(WindowTable(kv_id(session, branch.name), self.spec.window, self.pool))
+                places.append(tables[-1].restore(completed, indices))
+            self.cross.open(session)
+        except BaseException:
+            for table in reversed(tables):
+                table.release()
+            raise
+        self._tables[session] = tuple(tables)
+        return tuple(places)
 
     def touch(self, session: str) -> None:
         """Make the session the most recently used."""

@@ -23,6 +23,7 @@ absolute index is a number kept apart from storage and simply grows.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from realtime_omni.errors import ArgumentError
@@ -93,6 +94,21 @@ class WindowGeometry:
         """Index of the oldest non-sink frame that the next block sees: ``max(S, n - (W - F))``, but never evicted."""
         oldest = max(self.sink_frames, completed - (self.window_frames - self.frames_per_block))
         return max(oldest, self._boundary(completed))
+
+    def restored(self, completed: int, indices: Sequence[int]) -> tuple[int, ...]:
+        """Which of the saved frames ``indices`` a table keeps that goes on after ``completed`` frames.
+
+        Frames that this geometry would have evicted are left out. Raises ArgumentError when frames that the next block
+        sees are missing, or the indices are not what a table can hold.
+        """
+        sink = min(self.sink_frames, completed)
+        kept = [index for index in indices if index < sink or index >= self.kept_from(completed)]
+        tail = kept[sink:]
+        context_from = self.seen_from(completed)
+        whole = kept[:sink] == list(range(sink)) and tail == list(range(completed - len(tail), completed))
+        if not whole or (context_from < completed and (not tail or tail[0] > context_from)):
+            raise ArgumentError(f"these are not the frames of a session after {completed} frames", path="retained")
+        return tuple(kept)
 
     def skipped_frames(self, completed: int) -> int:
         """How many frames have been evicted once ``completed`` are committed; sink frames never are."""
@@ -239,6 +255,30 @@ class WindowTable:
         twin._tail = deque(self._tail)
         twin._completed = self._completed
         return twin
+
+    def restore(self, completed: int, indices: Sequence[int]) -> tuple[FrameRef, ...]:
+        """Make the saved frames ``indices`` the history of this new table, on fresh pages that the caller fills.
+
+        Returns the places of the frames that ``WindowGeometry.restored`` names. Raises ArgumentError as that does,
+        CapacityError when pages run out; nothing has changed then.
+        """
+        if self._completed or self._reservation is not None:
+            raise ValueError(f"{self.name}: only a new table can be restored")
+        size = self.geometry
+        kept = size.restored(completed, indices)
+        if not kept:
+            return ()
+        each = size.pages_per_frame
+        reservation = self._pool.reserve(len(kept) * each)
+        self._pool.commit(reservation)
+        frames = [
+            FrameRef(index, reservation.pages[i * each : (i + 1) * each], size.tokens_per_frame)
+            for i, index in enumerate(kept)
+        ]
+        self._sink = [frame for frame in frames if frame.index < size.sink_frames]
+        self._tail = deque(frame for frame in frames if frame.index >= size.sink_frames)
+        self._completed = completed
+        return tuple(frames)
 
     def release(self) -> int:
         """Drop everything, a block in flight included, and return the number of pages that became free."""

@@ -163,6 +163,18 @@ class RowOutput:
     next_state: Any
 
 
+@dataclass(frozen=True, slots=True)
+class PackedState:
+    """A model's state taken apart, to be saved: its tensors by name, and everything else as JSON values.
+
+    Names are of ``A-Z a-z 0-9 _ . -``. It holds all that cannot be computed again from the model, the session's prompt
+    and the keys and values; what can (a derived cache) is left out.
+    """
+
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
 class RowError(Exception):
     """Raised by a model when one row, and only that row, cannot go on."""
 
@@ -205,6 +217,25 @@ class WorldModel(Protocol):
         """Bytes of storage that a session's state holds, shared weights excluded."""
         ...
 
+    def pack(self, state: Any) -> PackedState:
+        """The state as plain tensors and values. No copy is made here: the engine makes it."""
+        ...
+
+    def unpack(self, packed: PackedState) -> Any:
+        """A state that goes on exactly as the packed one; the tensors come on the CPU and are the model's to keep.
+
+        Whatever was saved may have been changed by somebody: names, shapes, dtypes and ranges are checked, and
+        ArgumentError is raised for what :meth:`pack` would not have made."""
+        ...
+
+    def fingerprint(self) -> str:
+        """64 hexadecimal digits over everything that decides how a session goes on: weights, configuration, options.
+
+        A saved session is restored only where the fingerprint is the same. It is asked for often: compute it once. A
+        model whose weights are too large to read twice may hash their files' headers, sizes and a sample instead; its
+        page then says so."""
+        ...
+
     def close(self, state: Any) -> None:
         """Called once when a session ends or starts over (close, reset, eviction, failure), with the state it had last.
 
@@ -224,6 +255,7 @@ __all__ = [
     "ControlSchema",
     "LatestWinsReducer",
     "ModelSpec",
+    "PackedState",
     "PreparedControls",
     "RowError",
     "RowOutput",

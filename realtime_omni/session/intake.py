@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import pairwise
 
 from realtime_omni.errors import ArgumentError, EventConflictError, EventQueueFullError, StaleEventError
+from realtime_omni.session.record import EventRecord, FateRecord, IntakeRecord
 from realtime_omni.session.values import AcceptStatus, EventId, SessionEvent
 
 REMEMBERED_PER_PENDING = 8
@@ -92,6 +94,41 @@ class Intake:
                 self._memory[event_id].discarded = True
         self._pending.clear()
         return ids
+
+    def save(self) -> IntakeRecord:
+        """The queue and its memory as values."""
+        return IntakeRecord(
+            floor=self.floor,
+            pending=tuple(EventRecord.of(e) for e in self._pending.values()),
+            remembered=tuple(
+                FateRecord(event_id=i, fingerprint=m.fingerprint, discarded=m.discarded)
+                for i, m in self._memory.items()
+            ),
+        )
+
+    def load(self, record: IntakeRecord) -> None:
+        """Take over a saved queue; the newest of its remembered ids that fit into this one's memory are kept.
+
+        Raises EventQueueFullError when more events wait than this queue admits, ArgumentError when the record is no
+        queue; nothing has changed then.
+        """
+        if len(record.pending) > self.max_pending:
+            raise EventQueueFullError(
+                f"{len(record.pending)} events wait in the record, allowed are {self.max_pending}"
+            )
+        pending = [event.value() for event in record.pending]
+        fates = {EventId(f.event_id): _Memory(f.fingerprint, f.discarded) for f in record.remembered}
+        for event in pending:
+            fate = fates.get(event.event_id)
+            if fate is None or fate.discarded or fate.fingerprint != event.fingerprint:
+                raise ArgumentError("an event that waits is not the remembered one", path="pending")
+        for ids in ([e.event_id for e in pending], [f.event_id for f in record.remembered]):
+            if any(b <= a for a, b in pairwise(ids)) or (ids and ids[-1] > record.floor):
+                raise ArgumentError("event ids do not rise up to the floor", path="event_id")
+        self.floor = record.floor
+        self._pending = {event.event_id: event for event in pending}
+        self._memory = OrderedDict(fates)
+        self._forget()
 
     def check(self) -> None:
         """Raises AssertionError when an invariant is broken."""

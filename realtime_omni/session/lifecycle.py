@@ -61,6 +61,7 @@ ALLOWED: dict[str, frozenset[SessionState]] = {
     "fork": frozenset({S.ACTIVE, S.FAILED}),
     "rewind": frozenset({S.ACTIVE, S.FAILED}),
     "reset": frozenset({S.ACTIVE, S.FAILED}),
+    "snapshot": frozenset({S.ACTIVE, S.FAILED}),
     "close": frozenset({S.ACTIVE, S.RESETTING, S.FAILED, S.CLOSING, S.CLOSED, S.CLEANUP_FAILED}),
 }
 """Which calls a state admits; everything else is refused before anything changes."""

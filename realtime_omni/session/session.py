@@ -23,6 +23,7 @@ from realtime_omni.session.controls import ControlReducer, PreparedControls
 from realtime_omni.session.intake import Intake
 from realtime_omni.session.journal import EventLog, Journal, Origin
 from realtime_omni.session.lifecycle import Lifecycle, SessionState, Trigger
+from realtime_omni.session.record import ControlRecord, MomentRecord, SessionRecord
 from realtime_omni.session.values import (
     ChunkIndex,
     ChunkMetadata,
@@ -33,6 +34,7 @@ from realtime_omni.session.values import (
     SessionEvent,
     SessionId,
     TickRequest,
+    check_prompt,
 )
 
 
@@ -275,6 +277,42 @@ class Session:
         self.controls = {c.track: c for c in moment.controls}
         self.chunk_index = moment.chunk_index
 
+    def save(self, model: str) -> SessionRecord:
+        """The session at its last committed chunk, its past and its journal included; a tick in flight is not part of it.
+
+        Raises StateError unless it is ACTIVE, or FAILED (what the failed tick proposed was never kept)."""
+        self.lifecycle.require("snapshot")
+        return SessionRecord(
+            epoch=self.epoch,
+            present=_record(self.memento()),
+            past=tuple(_record(m) for m in self._past),
+            intake=self.intake.save(),
+            journal=self.journal.log(model, self.chunk_index).to_json(),
+        )
+
+    def load(self, record: SessionRecord, model: str, reducers: Callable[[], ControlReducer]) -> None:
+        """Take over a saved session of the same origin; only for a new one. ``reducers`` makes fresh ones, which check what
+        was remembered.
+
+        Raises ArgumentError or EventQueueFullError; the session is of no use then."""
+        log = EventLog.from_json(record.journal)
+        journal = Journal.of(log)
+        moments = [_memento(r) for r in (*record.past, record.present)]
+        present = moments[-1]
+        if [m.chunk_index for m in moments] != list(range(moments[0].chunk_index, present.chunk_index + 1)):
+            raise ArgumentError("the past is not the chunks before the next one", path="past")
+        told = (log.model, log.origin, log.next_chunk, journal.lineage)
+        if told != (model, self.journal.origin, present.chunk_index, present.lineage):
+            raise ArgumentError("the journal is another session's", path="journal")
+        for moment in moments:
+            reducer = reducers()
+            reducer.load(moment.memory)
+        self.intake.load(record.intake)
+        self._take(moments.pop(), reducer)
+        self._past.extend(moments)
+        self.journal = journal
+        self.epoch = record.epoch
+
     def check(self) -> None:
         """Raises AssertionError when an invariant is broken."""
         self.intake.check()
@@ -284,3 +322,20 @@ class Session:
         if self.in_flight is not None:
             assert self.state is SessionState.ACTIVE, "a tick runs in a session that is not active"
             assert self.in_flight.tick.chunk_index == self.chunk_index, "the tick in flight is not the next chunk"
+
+
+def _record(moment: Memento) -> MomentRecord:
+    return MomentRecord(
+        chunk_index=moment.chunk_index,
+        prompt=moment.prompt,
+        controls=tuple(ControlRecord.of(c) for c in moment.controls),
+        memory=moment.memory,
+        lineage=moment.lineage,
+    )
+
+
+def _memento(record: MomentRecord) -> Memento:
+    """Raises ArgumentError."""
+    prompt = None if record.prompt is None else check_prompt(record.prompt)
+    controls = tuple(c.value() for c in record.controls)
+    return Memento(ChunkIndex(record.chunk_index), prompt, controls, record.memory, record.lineage)

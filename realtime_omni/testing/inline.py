@@ -32,6 +32,7 @@ from realtime_omni.ids import CountingMint
 from realtime_omni.models.base import WorldModel
 from realtime_omni.session.journal import EventLog
 from realtime_omni.session.values import Chunk, ChunkIndex, ControlInput, EventAcceptance, SessionEvent, SessionId
+from realtime_omni.snapshot.snapshot import Snapshot
 
 KV_BYTES = 64 << 20
 MOST_CYCLES = 1000
@@ -272,6 +273,12 @@ class InlineEngine:
 
     def close(self, session_id: str, *, generation: int | None = None, reason: str = "client") -> None:
         self.ask(c.Close(**_address(session_id, generation), reason=reason))
+
+    def snapshot(self, session_id: str) -> Snapshot:
+        return self.ask(c.Save(**_address(session_id)))  # type: ignore[no-any-return]
+
+    def restore(self, snapshot: Snapshot, session_id: str | None = None) -> c.SessionView:
+        return self.ask(c.Restore(ticket=0, snapshot=snapshot, session_id=session_id))  # type: ignore[no-any-return]
 
     def detach(self, session_id: str, grace_s: float) -> None:
         self.ask(c.Detach(**_address(session_id), grace_s=grace_s))

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from realtime_omni.errors import ArgumentError, ErrorCode
@@ -31,6 +33,7 @@ from realtime_omni.models.base import (
     ControlSchema,
     LatestWinsReducer,
     ModelSpec,
+    PackedState,
     RowError,
     RowOutput,
     SessionSetup,
@@ -39,6 +42,7 @@ from realtime_omni.models.base import (
     StepRow,
 )
 from realtime_omni.models.common.noise import block_noise
+from realtime_omni.models.common.packing import fingerprint, unpack_values
 from realtime_omni.session.values import (
     Artifact,
     ArtifactSpec,
@@ -78,6 +82,11 @@ class TinyState:
 
     drift: int = 0
     start: int | None = None
+
+
+class _Saved(msgspec.Struct, forbid_unknown_fields=True):
+    drift: Annotated[int, Meta(ge=0, lt=29)]
+    start: Annotated[int, Meta(ge=0, lt=61)] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +131,7 @@ class TinyKVWorld:
         weights = torch.Generator().manual_seed(7)
         shape = (LAYERS, 3, WIDTH, WIDTH)
         self._weights = torch.randint(-3, 4, shape, generator=weights).to(torch.float64)
+        self._fingerprint = fingerprint("tiny-kv", str(self._weights.tolist()))
         self._spec = ModelSpec(
             name="tiny-kv",
             kv=KVSpec(
@@ -228,6 +238,16 @@ class TinyKVWorld:
 
     def state_bytes(self, state: TinyState) -> int:
         return 16
+
+    def pack(self, state: TinyState) -> PackedState:
+        return PackedState(values={"drift": state.drift, "start": state.start})
+
+    def unpack(self, packed: PackedState) -> TinyState:
+        values = unpack_values(packed, _Saved)
+        return TinyState(values.drift, values.start)
+
+    def fingerprint(self) -> str:
+        return self._fingerprint
 
     def close(self, state: TinyState) -> None:
         if self._trace is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from realtime_omni.models.base import ControlReducer, ModelSpec, SessionSetup, Step, StepBatch, WorldModel
+from realtime_omni.models.base import ControlReducer, ModelSpec, PackedState, SessionSetup, Step, StepBatch, WorldModel
 from realtime_omni.session.values import SessionEvent
 
 
@@ -46,6 +46,17 @@ class WatchedModel:
 
     def state_bytes(self, state: Any) -> int:
         return self.inner.state_bytes(state)
+
+    def pack(self, state: Any) -> PackedState:
+        return self.inner.pack(state)
+
+    def unpack(self, packed: PackedState) -> Any:
+        state = self.inner.unpack(packed)
+        self.opened += 1
+        return state
+
+    def fingerprint(self) -> str:
+        return self.inner.fingerprint()
 
     def start_image(self, name: str) -> bytes:
         return self.inner.start_image(name)

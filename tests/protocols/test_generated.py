@@ -82,6 +82,8 @@ def test_in_process_codes_that_can_reach_the_wire_have_the_same_string() -> None
         ErrorCode.CLEANUP_FAILED,
         ErrorCode.UNSUPPORTED,
         ErrorCode.BACKEND_UNAVAILABLE,
+        ErrorCode.STATE_TOO_LARGE,
+        *(code for code in ErrorCode if code.startswith("snapshot_")),
     }
     for code in ErrorCode:
         if code not in internal:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import numpy as np
 import torch
+from msgspec import Meta
 
 from realtime_omni.errors import ArgumentError, ErrorCode
 from realtime_omni.kv.capacity import KVSpec
@@ -20,12 +22,14 @@ from realtime_omni.models.base import (
     ControlSchema,
     LatestWinsReducer,
     ModelSpec,
+    PackedState,
     RowOutput,
     SessionSetup,
     Step,
     StepBatch,
     StepRow,
 )
+from realtime_omni.models.common.packing import fingerprint, unpack_values
 from realtime_omni.session.values import Artifact, ArtifactSpec, ChunkMetadata, Modality, Representation, SessionEvent
 
 if TYPE_CHECKING:
@@ -44,6 +48,11 @@ class NullState:
     shift: int = 0
 
 
+class _Saved(msgspec.Struct, forbid_unknown_fields=True):
+    frames: Annotated[int, Meta(ge=0)]
+    shift: Annotated[int, Meta(ge=0, lt=2 * SIZE)]
+
+
 class NullWorld:
     """See the module docstring. Keys ``j``/``l`` of ``realtime_omni.held_keys.v1`` move the picture left and right."""
 
@@ -52,6 +61,7 @@ class NullWorld:
         ramp = np.linspace(0.0, 1.0, SIZE, dtype=np.float32)
         self._ramp = (0.35 + 0.65 * ramp)[None, :] * np.ones((SIZE, 1), np.float32)
         self._pictures = {n: self._picture(rgb) for n, rgb in HUES.items()}
+        self._fingerprint = fingerprint("null", str(SIZE), str(FRAMES), str(HUES))
         self._spec = ModelSpec(
             name="null",
             kv=KVSpec(
@@ -131,6 +141,16 @@ class NullWorld:
 
     def state_bytes(self, state: NullState) -> int:
         return 0
+
+    def pack(self, state: NullState) -> PackedState:
+        return PackedState(values={"frames": state.frames, "shift": state.shift})
+
+    def unpack(self, packed: PackedState) -> NullState:
+        values = unpack_values(packed, _Saved)
+        return NullState(values.frames, values.shift)
+
+    def fingerprint(self) -> str:
+        return self._fingerprint
 
     def close(self, state: NullState) -> None:
         """Nothing to give back."""

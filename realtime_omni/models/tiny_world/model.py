@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 from torch.nn import functional
 
@@ -26,6 +27,7 @@ from realtime_omni.models.base import (
     Checkpoint,
     ControlReducer,
     ModelSpec,
+    PackedState,
     RowOutput,
     SessionSetup,
     Step,
@@ -33,6 +35,7 @@ from realtime_omni.models.base import (
     StepRow,
 )
 from realtime_omni.models.common.noise import block_noise
+from realtime_omni.models.common.packing import fingerprint, unpack_tensor, unpack_values
 from realtime_omni.models.tiny_world import sampler
 from realtime_omni.models.tiny_world.controls import CameraReducer, check_control, schemas
 from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet
@@ -64,6 +67,10 @@ class TinyWorldState:
     start: Tensor | None
 
 
+class _Saved(msgspec.Struct, forbid_unknown_fields=True):
+    place: Annotated[int, Meta(ge=0, lt=len(PLACES))]
+
+
 class TinyWorld:
     """See the module docstring."""
 
@@ -85,6 +92,7 @@ class TinyWorld:
             raise ConfigError("options.steps must lie in 1..64", path="options.steps")
         self._levels = tuple(pairwise(sampler.schedule(steps, config.sampler_shift)))
         self._spec = _spec(config, options.fps)
+        self._fingerprint = fingerprint("tiny-world", str(config), str(steps), weights=self._net)
 
     @classmethod
     def from_config(cls, config: Config) -> TinyWorld:
@@ -185,6 +193,20 @@ class TinyWorld:
 
     def state_bytes(self, state: TinyWorldState) -> int:
         return 0 if state.start is None else state.start.untyped_storage().nbytes()
+
+    def pack(self, state: TinyWorldState) -> PackedState:
+        return PackedState({} if state.start is None else {"start": state.start}, {"place": state.place})
+
+    def unpack(self, packed: PackedState) -> TinyWorldState:
+        place = unpack_values(packed, _Saved, packed.tensors.keys() & {"start"}).place
+        start = None
+        if packed.tensors:
+            size = self.config.image_size
+            start = unpack_tensor(packed, "start", (3, size, size), dtype=self._dtype, device=self._device)
+        return TinyWorldState(place, start)
+
+    def fingerprint(self) -> str:
+        return self._fingerprint
 
     def close(self, state: TinyWorldState) -> None:
         """Nothing beside the state itself."""

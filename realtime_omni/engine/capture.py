@@ -1,0 +1,129 @@
+"""What the runner holds of a session, taken apart and put together: keys, values and model state as named CPU tensors.
+
+Owns the copies and the checks of what comes back: names, shapes and dtypes are exactly those that ``take_apart`` makes. Must
+not know sessions, files or which state a model has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor
+
+from realtime_omni.errors import ArgumentError
+from realtime_omni.kv.manager import KVBook
+from realtime_omni.kv.storage import KVStorage
+from realtime_omni.kv.window import FrameRef
+from realtime_omni.models.base import PackedState, WorldModel
+from realtime_omni.session.values import freeze_json, thaw_json
+from realtime_omni.snapshot.header import TENSOR_NAME, StateRecord, WorkerRecord, kv_name, state_prefix
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A session at a chunk boundary: the model's state, and how many frames were committed."""
+
+    state: Any
+    frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A checked worker state. ``moments``: oldest first, the present one last. ``kv``: by name, as in the file."""
+
+    moments: tuple[Moment, ...]
+    retained: tuple[tuple[int, ...], ...]
+    kv: Mapping[str, Tensor]
+
+
+def take_apart(
+    session: str, moments: Sequence[Moment], model: WorldModel, book: KVBook, storage: KVStorage
+) -> tuple[WorkerRecord, dict[str, Tensor]]:
+    """The committed part of a session, copied to the CPU; ``moments`` as in :class:`Parts`. A block in flight is no part."""
+    tensors: dict[str, Tensor] = {}
+    records: list[StateRecord] = []
+    for age, moment in zip(reversed(range(len(moments))), moments, strict=True):
+        packed = model.pack(moment.state)
+        for name, tensor in packed.tensors.items():
+            tensors[_checked(state_prefix(age) + name)] = _copy(tensor)
+        records.append(StateRecord(frames=moment.frames, values=thaw_json(freeze_json(packed.values, "state"))))
+    retained: list[tuple[int, ...]] = []
+    for branch in book.spec.branches:
+        frames = book.table(session, branch.name).retained()
+        retained.append(tuple(frame.index for frame in frames))
+        for layer in range(book.spec.num_layers):
+            for which, tensor in zip(("k", "v"), storage.read(layer, frames), strict=True):
+                shaped = tensor.view(len(frames), book.spec.tokens_per_frame, *tensor.shape[1:])
+                tensors[kv_name(branch.local_index, layer, which)] = shaped.cpu()
+    return WorkerRecord(retained=tuple(retained), present=records.pop(), past=tuple(records)), tensors
+
+
+def check_parts(record: WorkerRecord, tensors: Mapping[str, Tensor], model: WorldModel, storage: KVStorage) -> Parts:
+    """What :func:`put_together` needs; allocates nothing beside the model's states. Raises ArgumentError."""
+    records = (*record.past, record.present)
+    frames = [r.frames for r in records]
+    if any(b < a for a, b in pairwise(frames)):
+        raise ArgumentError("the frames of the past do not rise", path="past")
+    kv = _check_kv(record, tensors, storage)
+    states: dict[str, dict[str, Tensor]] = {state_prefix(age): {} for age in range(len(records))}
+    for name in tensors.keys() - kv.keys():
+        prefix = next((p for p in states if name.startswith(p)), None)
+        if prefix is None:
+            raise ArgumentError("the snapshot has tensors that nothing owns", path="tensors")
+        states[prefix][name.removeprefix(prefix)] = tensors[name]
+    moments: list[Moment] = []
+    for age, saved in zip(reversed(range(len(records))), records, strict=True):
+        packed = PackedState(states[state_prefix(age)], freeze_json(saved.values, "state"))
+        moments.append(Moment(model.unpack(packed), saved.frames))
+    return Parts(tuple(moments), record.retained, kv)
+
+
+def _check_kv(record: WorkerRecord, tensors: Mapping[str, Tensor], storage: KVStorage) -> dict[str, Tensor]:
+    """The keys and values among the tensors, of the right names, shapes and dtype. Raises ArgumentError."""
+    spec = storage.spec
+    if len(record.retained) != len(spec.branches):
+        raise ArgumentError(f"frames of {len(record.retained)} branches, not {len(spec.branches)}", path="retained")
+    kv: dict[str, Tensor] = {}
+    for branch, indices in zip(spec.branches, record.retained, strict=True):
+        spec.window.restored(record.present.frames, indices)
+        shape = (len(indices), spec.tokens_per_frame, spec.num_kv_heads, spec.head_dim)
+        for name in (kv_name(branch.local_index, layer, w) for layer in range(spec.num_layers) for w in ("k", "v")):
+            tensor = tensors.get(name)
+            if tensor is None or tuple(tensor.shape) != shape or tensor.dtype != storage.dtype:
+                raise ArgumentError(f"{name} is missing, or not {storage.dtype} {shape}", path="tensors")
+            kv[name] = tensor
+    return kv
+
+
+def put_together(session: str, parts: Parts, book: KVBook, storage: KVStorage) -> None:
+    """Open the session in the book with its saved frames. Raises CapacityError; nothing has changed then."""
+    places = book.restore(session, parts.moments[-1].frames, parts.retained)
+    try:
+        for branch, indices, frames in zip(book.spec.branches, parts.retained, places, strict=True):
+            rows = _rows(indices, frames)
+            runs = storage.runs(frames)
+            for layer in range(book.spec.num_layers):
+                k, v = (parts.kv[kv_name(branch.local_index, layer, w)][rows].flatten(0, 1) for w in ("k", "v"))
+                storage.write(layer, runs, k, v)
+    except BaseException:
+        book.end(session)
+        raise
+
+
+def _rows(indices: Sequence[int], frames: Sequence[FrameRef]) -> list[int]:
+    """Which of the saved frames have a place."""
+    number = {index: row for row, index in enumerate(indices)}
+    return [number[frame.index] for frame in frames]
+
+
+def _checked(name: str) -> str:
+    if TENSOR_NAME.fullmatch(name) is None:
+        raise ValueError(f"a model's tensor is called {name!r}")
+    return name
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
