@@ -78,7 +78,7 @@ class KVBook:
         """``sessions``: how many may be open at once (``CapacityPlan.sessions``)."""
         self.spec = spec
         self.capacity = sessions
-        self.pool = PagePool(spec.managed_pages(sessions))
+        self.pool = PagePool(spec.managed_pages(sessions), run_pages=spec.pages_per_frame)
         self.cross = CrossIndex(sessions, (b.name for b in spec.branches), (c.name for c in spec.cross_attention))
         self._tables: dict[str, tuple[WindowTable, ...]] = {}  # ordered: least recently used first
         self._open: dict[str, BlockReservation] = {}

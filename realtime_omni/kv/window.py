@@ -23,7 +23,7 @@ absolute index is a number kept apart from storage and simply grows.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from realtime_omni.errors import ArgumentError
@@ -128,12 +128,14 @@ class WindowStatistics:
 
 
 class WindowTable:
-    """The frames of one (session, branch), over a shared page pool.
+    """The frames of one (session, branch), over a shared page pool whose runs are frames.
 
     ``reserve`` then ``commit`` or ``rollback``; ``rewind`` only between blocks. A ``fork`` has the committed frames only.
     """
 
     def __init__(self, name: str, geometry: WindowGeometry, pool: PagePool) -> None:
+        if pool.run_pages != geometry.pages_per_frame:
+            raise ValueError(f"the pool's runs have {pool.run_pages} pages, a frame {geometry.pages_per_frame}")
         self.name = name
         self.geometry = geometry
         self._pool = pool
@@ -249,8 +251,7 @@ class WindowTable:
     def fork(self, name: str) -> WindowTable:
         """A second table over the same committed pages. Nothing is copied: committed pages are never written again."""
         twin = WindowTable(name, self.geometry, self._pool)
-        for frame in self.retained():
-            self._pool.incref(frame.pages)
+        self._pool.incref([frame.pages[0] for frame in self.retained()])
         twin._sink = list(self._sink)
         twin._tail = deque(self._tail)
         twin._completed = self._completed
@@ -330,8 +331,8 @@ class WindowTable:
         self._drop(evicted)
         return tuple(evicted)
 
-    def _drop(self, frames: deque[FrameRef] | list[FrameRef] | tuple[FrameRef, ...]) -> int:
-        return sum(self._pool.decref(frame.pages) for frame in frames)
+    def _drop(self, frames: Iterable[FrameRef]) -> int:
+        return self._pool.decref([frame.pages[0] for frame in frames])
 
     def _take_reservation(self, verb: str) -> PageReservation:
         if self._reservation is None:

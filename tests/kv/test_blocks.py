@@ -123,3 +123,30 @@ def test_the_recount_notices_a_lost_page():
     pool._free.pop()
     with pytest.raises(AssertionError, match="partition"):
         pool.check()
+
+
+def test_runs_are_handed_out_shared_and_given_back_whole():
+    pool = PagePool(1 + 3 * 4 + 2, run_pages=4)
+    assert pool.free_pages == 14, "two pages at the end make no run: free, and never handed out"
+    block = pool.reserve(8)
+    assert (block.pages, block.runs) == ((1, 2, 3, 4, 5, 6, 7, 8), (1, 5))
+    pool.commit(block)
+    pool.incref([5])
+    assert [pool.references(page) for page in (0, 1, 4, 5, 8, 9, 13)] == [0, 1, 1, 2, 2, 0, 0]
+    assert pool.statistics().shared == 4
+    assert (pool.decref(block.runs), pool.decref([5])) == (4, 4)
+    assert pool.reserve(12).runs == (5, 1, 9)
+    with pytest.raises(CapacityError, match="4 pages asked, 2 free of 14"):
+        pool.reserve(4)
+    pool.check()
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_no_part_of_a_run_is_handed_out(count):
+    with pytest.raises(ValueError, match="whole runs of 4"):
+        PagePool(20, run_pages=4).reserve(count)
+
+
+def test_a_pool_of_no_runs_is_refused():
+    with pytest.raises(ValueError, match="run_pages=0"):
+        PagePool(4, run_pages=0)

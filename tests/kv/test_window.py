@@ -16,7 +16,9 @@ def geometry(sink=3, window=9, block=3, tokens=1, page=1, reset=False, rewind_bl
 
 def table(size: WindowGeometry, pages: int | None = None) -> WindowTable:
     enough = 1 + (size.retained_frames + size.frames_per_block) * size.pages_per_frame
-    return WindowTable("ar::a::main", size, PagePool(enough if pages is None else pages))
+    return WindowTable(
+        "ar::a::main", size, PagePool(enough if pages is None else pages, run_pages=size.pages_per_frame)
+    )
 
 
 def indices(frames: tuple[FrameRef, ...]) -> list[int]:
@@ -42,7 +44,7 @@ def test_b17_the_sink_is_never_skipped():
 @pytest.mark.req("AC-23")
 def test_b18_twenty_blocks_hold_window_plus_one_while_allocating_and_the_window_after_commit():
     size = geometry(sink=0, window=4, block=1, tokens=3, page=2)
-    pool = PagePool(1 + 5 * 2 + 7)
+    pool = PagePool(1 + 5 * 2 + 7, run_pages=2)
     window = WindowTable("ar::a::main", size, pool)
     free = []
     for _ in range(20):
@@ -271,7 +273,7 @@ def test_a_fork_during_a_block_has_what_was_committed_before_it(settle):
 def test_with_r_blocks_of_rewind_a_full_window_goes_back_r_blocks_one_by_one_or_at_once(blocks):
     size = geometry(sink=2, window=6, block=2, rewind_blocks=blocks)
     assert size.retained_frames == 2 + 6 + (blocks - 1) * 2
-    pool = PagePool(1 + (size.retained_frames + 2) * size.pages_per_frame)
+    pool = PagePool(1 + (size.retained_frames + 2) * size.pages_per_frame, run_pages=size.pages_per_frame)
     window = WindowTable("ar::a::main", size, pool)
     contexts = []
     for _ in range(20):
