@@ -96,7 +96,7 @@ class Pi0Network(nn.Module):
             layers=config.language.layers,
             kv_heads=config.language.kv_heads,
             head_dim=config.language.head_dim,
-            state_in_prefix=config.adaptive,
+            state_in_prefix=False,
         )
 
     def embed_images(self, images: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class PolicyShape:
     kv_heads: int
     head_dim: int
     state_in_prefix: bool
-    """The prefix depends on the state (as a token, or as words of the prompt)."""
+    """``embed_prefix`` reads the state; otherwise a prefix serves any state."""
 
 
 @dataclass(frozen=True, slots=True)
