@@ -61,8 +61,8 @@ class JsonTokenizer:
         tokenizers = _library("tokenizers")
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise ConfigError(f"{path.name}: not a tokenizer ({error})", path=path.name) from None
+        except Exception:  # the library raises bare Exception
+            raise ConfigError(f"{path.name}: not a tokenizer file", path=path.name) from None
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
 
@@ -78,8 +78,8 @@ class PieceTokenizer:
         sentencepiece = _library("sentencepiece")
         try:
             self._pieces = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        except (OSError, RuntimeError) as error:
-            raise ConfigError(f"{path.name}: not a sentencepiece model ({error})", path=path.name) from None
+        except (OSError, RuntimeError):
+            raise ConfigError(f"{path.name}: not a sentencepiece model", path=path.name) from None
 
     def encode(self, text: str) -> Sequence[int]:
         ids: list[int] = self._pieces.encode(text, add_bos=True)

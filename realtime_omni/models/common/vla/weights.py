@@ -71,7 +71,9 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
         with safe_open(path, "pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path.name}: cannot be read as safetensors ({error})", path=path.name) from None
+        raise ConfigError(
+            f"{path.name}: cannot be read as safetensors ({type(error).__name__})", path=path.name
+        ) from None
 
 
 def load_weights(
