@@ -10,6 +10,9 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from realtime_omni.artifacts import resolve_outputs
 from realtime_omni.clock import Clock
@@ -36,6 +39,9 @@ from realtime_omni.session.lifecycle import Trigger
 from realtime_omni.session.registry import Registry
 from realtime_omni.session.session import RequestIdFactory, Session
 from realtime_omni.session.values import Generation, SessionId, check_event_id, check_prompt
+
+if TYPE_CHECKING:
+    from realtime_omni.snapshot.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +102,10 @@ class Desk:
         """Sessions so far, forks and restored ones included."""
         return self._created + self._branches.forked + self._saving.restored
 
+    def snapshot(self, entry: Entry) -> Snapshot:
+        """See ``Saving.take``."""
+        return self._saving.take(entry)
+
     def close(self, entry: Entry, reason: str, ticket: int = 0) -> None:
         """Out of the running batch first, then the one close path."""
         self._withdraw(entry, SessionGoneError(f"session {entry.session.id!r} was closed: {reason}"), True)
@@ -116,7 +126,7 @@ class Desk:
             case c.Next():
                 self._ask(entry, command)
             case c.Save():
-                self._front.ok(command.ticket, self._saving.take(entry), entry)
+                self._front.ok(command.ticket, self.snapshot(entry), entry)
             case c.Cancel():
                 self._cancel(entry, command.target)
             case c.Abort():
@@ -229,6 +239,8 @@ class Desk:
     def _check_image(self, image: object) -> None:
         if image is not None and not self._consumer.spec.takes_image:
             raise ArgumentError("this model starts from no picture", code=ErrorCode.IMAGE_INVALID, path="image")
+        if image is not None and not (isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3):
+            raise ArgumentError("an image is uint8 [H, W, 3]", code=ErrorCode.IMAGE_INVALID, path="image")
 
     def _abort(self, entry: Entry) -> int | None:
         """Roll the running chunk back; returns its index, or None when nothing runs."""

@@ -21,6 +21,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from realtime_omni.artifacts import check_artifacts
 from realtime_omni.clock import Clock
@@ -39,6 +40,9 @@ from realtime_omni.session.lifecycle import SessionState
 from realtime_omni.session.registry import Registry
 from realtime_omni.session.session import RequestIdFactory
 from realtime_omni.session.values import Chunk, ChunkIndex, ChunkTimings, SessionId, TickRequest
+
+if TYPE_CHECKING:
+    from realtime_omni.snapshot.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -218,6 +222,10 @@ class Engine:
 
     def has_work(self) -> bool:
         return any(e.waiters or e.awaits_prefill for e in self.registry)
+
+    def take_snapshot(self, session_id: str) -> Snapshot:
+        """What the command ``Save`` answers, at once; also in the middle of a tick. Raises as that does."""
+        return self._desk.snapshot(self.registry.get(session_id))
 
     def close_all(self, reason: str) -> None:
         """Shut down: every session takes the ordinary close path."""

@@ -83,10 +83,10 @@ class KVSpec:
     rewind_blocks: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "num_kv_heads", "head_dim", "requested_sessions", "dtype_bytes", "max_in_flight"):
+        for name in ("num_kv_heads", "head_dim", "requested_sessions", "dtype_bytes", "max_in_flight"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("scratch_tokens_per_branch", "model_owned_bytes_per_session"):
+        for name in ("num_layers", "scratch_tokens_per_branch", "model_owned_bytes_per_session"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         names = [branch.name for branch in self.branches]
@@ -102,6 +102,19 @@ class KVSpec:
             if cache.num_tokens < 1 or (cache.num_kv_heads is not None and cache.num_kv_heads < 1):
                 raise ValueError(f"cross-attention cache {cache.name!r} needs at least one token and one head")
         _ = self.window  # validates the frame counts
+
+    @classmethod
+    def none(cls, *, frames_per_block: int, model_owned_bytes_per_session: int) -> KVSpec:
+        """For a model that keeps everything in its state: no layers, so frames are counted and cost nothing."""
+        return cls(
+            num_layers=0,
+            num_kv_heads=1,
+            head_dim=1,
+            tokens_per_frame=1,
+            frames_per_block=frames_per_block,
+            window_frames=frames_per_block,
+            model_owned_bytes_per_session=model_owned_bytes_per_session,
+        )
 
     @property
     def page_size_tokens(self) -> int:
@@ -221,7 +234,7 @@ class CapacityPlan:
         rest = (
             self.effective_bytes - self.cross_bytes - self.model_owned_bytes - self.scratch_pages * self.spec.page_bytes
         )
-        return rest // self.spec.page_bytes
+        return rest // self.spec.page_bytes if self.spec.page_bytes else self.managed_pages
 
 
 def plan_capacity(
@@ -245,5 +258,6 @@ def plan_capacity(
         raise DoesNotFitError(f"cannot fit one session in the {kind}: available={limit} bytes, required={one} bytes")
     effective = max(configured, one)
     per_session = spec.required_bytes(2) - one
-    sessions = min(spec.requested_sessions, 1 + (effective - one) // per_session)
+    affordable = 1 + (effective - one) // per_session if per_session else spec.requested_sessions
+    sessions = min(spec.requested_sessions, affordable)
     return CapacityPlan(spec, available_bytes, configured, effective, spec.requested_sessions, sessions)

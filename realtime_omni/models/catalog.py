@@ -73,6 +73,4 @@ def build(config: Config) -> WorldModel:
     missing = [n for n in ("spec", "open", "understand", "new_reducer", "step") if not hasattr(model, n)]
     if missing:
         raise ConfigError(f"model {config.model!r} lacks {', '.join(missing)}", path="model")
-    if not model.spec.kv.num_layers:
-        raise ConfigError(f"model {config.model!r} declares no KV geometry", path="model")
     return model  # type: ignore[no-any-return]

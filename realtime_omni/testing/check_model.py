@@ -35,6 +35,7 @@ from realtime_omni.session.values import (
 from realtime_omni.testing.faults import at, inject
 from realtime_omni.testing.inline import InlineEngine, small_config
 from realtime_omni.testing.malformed import example, malformed
+from realtime_omni.testing.saved_rules import completeness, strictness
 from realtime_omni.testing.snapshot import changed, snapshot
 from realtime_omni.testing.watch import WatchedModel
 
@@ -103,7 +104,7 @@ def check_model(
         config, model = target, catalog.build(target)
     else:
         config, model = small_config(dtype=dtype), target
-    lab = Lab(WatchedModel(model), config)
+    lab = Lab(WatchedModel(model), config, can_rebuild=model is not target)
     findings: list[Finding] = []
     with _quiet():
         for rule in RULES:
@@ -139,8 +140,10 @@ def _apply(rule: Callable[[Lab], str | None], lab: Lab) -> Finding:
 class Lab:
     """A model and the engines that the rules put it into. Sessions are called a, b, c."""
 
-    def __init__(self, model: WatchedModel, config: Config) -> None:
+    def __init__(self, model: WatchedModel, config: Config, *, can_rebuild: bool = False) -> None:
+        """``can_rebuild``: ``config`` names the model, so that another object of it can be made, here or elsewhere."""
         self.model = model
+        self.can_rebuild = can_rebuild
         self.spec: ModelSpec = model.spec
         rows = 1 if self.spec.serial else ROWS
         replace = msgspec.structs.replace
@@ -167,6 +170,10 @@ class Lab:
             for _ in range(number + 1 if warm else 0):
                 engine.next(name)
         return engine
+
+    def rebuilt_engine(self) -> InlineEngine:
+        """A fresh engine with a fresh model where there can be one."""
+        return InlineEngine(catalog.build(self.config) if self.can_rebuild else self.model, self.config)
 
     def prompt(self, number: int) -> str | None:
         return self.spec.prompts[number % len(self.spec.prompts)] if self.spec.prompts else None
@@ -411,6 +418,8 @@ RULES: tuple[Callable[[Lab], str | None], ...] = (
     _reset,
     _seeds,
     _gives_back,
+    completeness,
+    strictness,
 )
 
 

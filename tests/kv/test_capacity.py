@@ -1,5 +1,7 @@
 """The byte arithmetic, against numbers worked out by hand; the marks name the acceptance checks and rows they come from."""
 
+from dataclasses import replace
+
 import pytest
 
 from realtime_omni.errors import ConfigError
@@ -197,7 +199,7 @@ def test_b2_the_capacity_is_the_largest_that_the_formula_allows(available):
 @pytest.mark.parametrize(
     "change",
     [
-        {"num_layers": 0},
+        {"num_layers": -1},
         {"num_kv_heads": 0},
         {"head_dim": 0},
         {"tokens_per_frame": 0},
@@ -228,3 +230,16 @@ def test_a_geometry_that_cannot_be_is_refused(change):
 def test_a_fraction_outside_its_range_is_refused(fraction):
     with pytest.raises(ValueError, match="fraction"):
         plan_capacity(tiny(), available_bytes=1000, fraction=fraction)
+
+
+def test_a_model_without_keys_and_values_costs_what_it_owns():
+    spec = KVSpec.none(frames_per_block=2, model_owned_bytes_per_session=100)
+    assert (spec.page_bytes, spec.required_bytes(3)) == (0, 300)
+    plan = plan_capacity(replace(spec, requested_sessions=8), available_bytes=550)
+    assert plan.sessions == 5
+    with pytest.raises(DoesNotFitError):
+        plan_capacity(spec, available_bytes=99)
+    free = plan_capacity(
+        replace(spec, requested_sessions=8, model_owned_bytes_per_session=0), available_bytes=1, budget_bytes=1
+    )
+    assert (free.sessions, free.affordable_pages) == (8, free.managed_pages)

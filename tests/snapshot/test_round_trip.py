@@ -138,7 +138,7 @@ def test_a_snapshot_during_a_tick_is_of_the_last_committed_chunk(point: str) -> 
         walk(each, "a", 2)
         each.accept("a", 5, prompt="red", controls=[move(3)])
     taken: list[Snapshot] = []
-    with at(engine, point, lambda: taken.append(engine.engine._desk._saving.take(engine.engine.registry.get("a")))):
+    with at(engine, point, lambda: taken.append(engine.engine.take_snapshot("a"))):
         undisturbed = picture(engine, "a")
     other = InlineEngine(TinyKVWorld())
     other.restore(moved(taken[0]))
