@@ -1,8 +1,8 @@
-"""Marker maps to numpy values: the four dialects of "numpy inside msgpack" that robot clients speak (openpi.md section 3).
+"""Marker maps to numpy values: the four dialects of "numpy inside msgpack" that robot clients speak.
 
 Owns: the dialects, the dtypes that may come in, the exact fit of bytes, dtype and shape.  Must not know: observations.
-Invariants: an array's memory was in the frame before the array exists; object, void, complex and time dtypes never come in (an
-object array made of a peer's bytes is a list of pointers of the peer's choice); nothing here can reach pickle.
+Invariants: an array's memory was in the frame before the array exists; object, void, complex and time dtypes never come
+in (an object array made of a peer's bytes is a list of pointers of the peer's choice); nothing here can reach pickle.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _KIND_BYTE = re.compile(r"[biufUS]?")
 
 
 class EncodedImage(Struct, frozen=True):
-    """A PNG or JPEG file inside a frame (a view into it), not decoded yet. ``shape`` is what the sender says it holds."""
+    """A PNG or JPEG file inside a frame (a view into it), not decoded yet. ``shape`` is what the sender says it
+    holds."""
 
     format: str
     data: memoryview
@@ -179,7 +180,7 @@ def _bad(message: str) -> PolicyError:
     return PolicyError(PolicyCode.BAD_ARRAY, message)
 
 
-# ---- writing -----------------------------------------------------------------------------------------------------------
+# ---- writing
 
 
 def marker_map(value: Array | np.generic) -> dict[bytes, object]:

@@ -1,9 +1,10 @@
 """A frame to values and back: `unpack` reads every dialect, `pack` writes openpi's, byte for byte.
 
 Owns: the two functions every end of the protocol uses.  Must not know: rows, sessions, observations.
-What `unpack` returns: None, bool, int, float, str, `memoryview` (binary data), numpy scalars and arrays, `EncodedImage`,
-lists, and dicts with text keys. Arrays are **read-only views of the frame** (copy before writing); only an array whose
-numbers lie across word boundaries in the frame is a copy. The frame stays in memory as long as one of its arrays does.
+What `unpack` returns: None, bool, int, float, str, `memoryview` (binary data), numpy scalars and arrays,
+`EncodedImage`, lists, and dicts with text keys. Arrays are **read-only views of the frame** (copy before writing); only
+an array whose numbers lie across word boundaries in the frame is a copy. The frame stays in memory as long as one of
+its arrays does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def unpack(frame: bytes, max_bytes: int = MAX_FRAME_BYTES) -> object:
     """The value of one frame.
 
     Raises:
-        PolicyError: ``too_large``, ``bad_frame``, ``bad_array``, ``dtype_refused``, ``key_duplicate`` or ``image_invalid``,
+        PolicyError: ``too_large``, ``bad_frame``, ``bad_array``, ``dtype_refused``, ``key_duplicate`` or
+        ``image_invalid``,
             with the path of the value.
     """
     if len(frame) > max_bytes:
@@ -37,7 +39,8 @@ def pack(value: object) -> bytes:
     """One frame in the openpi dialect: the bytes that openpi-client 0.1.2 writes for the same value.
 
     Raises:
-        TypeError: a type or dtype that cannot be sent. ValueError: nested too deeply. OverflowError: a number beyond 64 bits.
+        TypeError: a type or dtype that cannot be sent. ValueError: nested too deeply. OverflowError: a number beyond 64
+        bits.
     """
     return _encoder.encode(_plain(value, 0))
 
@@ -51,6 +54,8 @@ def _plain(value: object, depth: int) -> object:
         return float(value)
     if isinstance(value, str):
         return str(value)
+    if isinstance(value, msgspec.Raw):
+        return value  # encoded already
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value) if isinstance(value, np.bytes_) else value
     if isinstance(value, np.ndarray | np.generic):

@@ -1,7 +1,8 @@
 """The closed list of codes of the policy protocol, and the one exception its decoders and machines let out.
 
 Owns: the strings of openpi.md section 7.  Must not know: numpy, sessions, sockets.
-Invariant: whatever a peer sends, what comes out is a value or a `PolicyError`; its text holds no traceback, class name or file.
+Invariant: whatever a peer sends, what comes out is a value or a `PolicyError`; its text holds no traceback, class name
+or file.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """msgpack from untrusted bytes: one bounded pass over the buffer.
 
-Owns: the grammar of msgpack, its limits, duplicate keys, and the path of whatever is wrong.  Must not know: numpy, messages.
-Invariants: no claim of the sender (a length, a count, a depth) is believed before the bytes for it were seen; binary data is a
-view into the buffer, never a copy; the result is a value or `PolicyError`, in time linear in the size of the buffer.
+Owns: the grammar of msgpack, its limits, duplicate keys, and the path of whatever is wrong.  Must not know: numpy,
+messages.
+Invariants: no claim of the sender (a length, a count, a depth) is believed before the bytes for it were seen; binary
+data is a view into the buffer, never a copy; the result is a value or `PolicyError`, in time linear in the size of the
+buffer.
 
-Own code because the general readers allocate what a header claims (a nest of arrays that each claim a million elements takes
-gigabytes), copy every picture, keep the last of two equal keys, and cannot say where an error was. An observation has some
-forty values, so Python is fast enough here. Writing needs none of that and is left to msgspec.
+Own code because the general readers allocate what a header claims (a nest of arrays that each claim a million elements
+takes gigabytes), copy every picture, keep the last of two equal keys, and cannot say where an error was. An observation
+has some forty values, so Python is fast enough here. Writing needs none of that and is left to msgspec.
 """
 
 from __future__ import annotations

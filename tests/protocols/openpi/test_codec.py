@@ -164,23 +164,10 @@ def nd(**changes: object) -> bytes:
 @pytest.mark.parametrize(
     "dtype",
     [
-        "|O",
-        "O",
-        "O8",
-        "<O8",
-        "|V4",
-        "V4",
-        "<c16",
-        "<M8[s]",
-        "<m8",
-        "f4,f4",
-        "i4, (2,2)f8",
-        "float32",
-        "object",
-        "",
-        "=f4",
-    ]
-    + [[["a", "<f4"]], 7, None, b"|O", "<f16", "|U0", "<U99999999999", "(2,3)<f4", "<f4\0"],
+        *("|O", "O", "O8", "<O8", b"|O", "object", "|V4", "V4", "<c16", "<M8[s]", "<m8"),
+        *("f4,f4", "i4, (2,2)f8", "(2,3)<f4", [["a", "<f4"]], "float32", "<f16", "=f4", "<f4\0"),
+        *("|U0", "<U99999999999", "", 7, None),
+    ],
     ids=repr,
 )
 def test_only_plain_dtypes_come_in(dtype: object) -> None:
