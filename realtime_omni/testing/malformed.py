@@ -24,19 +24,23 @@ _OF_TYPE: dict[str, Any] = {
 """One value of each JSON type."""
 
 
-def example(schema: Schema) -> Any:
-    """The plainest value that the schema allows; the required fields of an object and no other."""
+def example(schema: Schema, *, full: bool = False) -> Any:
+    """The plainest value that the schema allows: the required fields of an object and no other, empty lists.
+
+    ``full``: every field, and lists with something in them.
+    """
     if "const" in schema:
         return schema["const"]
     if "enum" in schema:
         return schema["enum"][0]
     match schema.get("type"):
         case "object":
-            return {name: example(schema["properties"][name]) for name in schema.get("required", ())}
+            names = schema.get("properties", {}) if full else schema.get("required", ())
+            return {name: example(schema["properties"][name], full=full) for name in names}
         case "array":
-            return [example(schema.get("items", {}))] * schema.get("minItems", 0)
+            return [example(schema.get("items", {}), full=full)] * max(schema.get("minItems", 0), int(full))
         case "integer" | "number":
-            return schema.get("minimum", schema.get("maximum", 0))
+            return schema.get("minimum", schema.get("maximum", int(full)))
         case kind:
             return _OF_TYPE.get(kind or "null")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,10 +18,8 @@ from realtime_omni.snapshot.snapshot import Snapshot
 from realtime_omni.testing.elsewhere import Pictures, continue_elsewhere, pictures
 from realtime_omni.testing.faults import at
 from realtime_omni.testing.inline import InlineEngine
+from realtime_omni.testing.lab import Lab
 from realtime_omni.testing.malformed import example
-
-if TYPE_CHECKING:
-    from realtime_omni.testing.check_model import Lab
 
 AFTER = 3
 """Chunks that are compared behind every snapshot."""
