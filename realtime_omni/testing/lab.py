@@ -21,6 +21,7 @@ ROWS = 3
 MOST_CHUNKS = 9
 """Enough for most windows to roll, few enough for a model on a CPU."""
 REWIND_BLOCKS = 3
+"""More than one, so that the frames kept for it are needed."""
 TOLERANCE = {"float64": 0.0, "float32": 1e-5, "bfloat16": 3e-2, "float16": 1e-2}
 """Largest difference between a batch and its members, relative to the largest value. Float64 is bit for bit."""
 LEVELS = {"float64": 0, "float32": 1, "bfloat16": 16, "float16": 8}
