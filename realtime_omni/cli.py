@@ -71,9 +71,7 @@ def serve(
     from realtime_omni.config import load
 
     config = load(target, os.environ, [*(overrides or ()), *flags])
-    _module("realtime_omni.models.catalog").load_class(
-        config.model
-    )  # before the port: a wrong name is the nearer mistake
+    _module("realtime_omni.models.catalog").locate(config.model)  # before the port: a wrong name is the nearer mistake
     _module("realtime_omni.server.run").serve(config)
 
 

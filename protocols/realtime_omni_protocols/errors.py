@@ -1,6 +1,6 @@
 """The closed lists of wire codes and close codes, and the one exception every decoder raises.
 
-Owns: the strings of world.md section 7.  Must not know: sessions, sockets, engines.
+Owns: the strings of world.md section 8.  Must not know: sessions, sockets, engines.
 Invariant: whatever bytes a peer sends, the only exception a decoder or machine of this package lets out is `WireError`;
 its text never holds a traceback, a class name or a file path.
 """
@@ -34,6 +34,8 @@ class WireCode(StrEnum):
     TICK_FAILED = "tick_failed"
     ABORTED = "aborted"
     HORIZON = "horizon"
+    NOT_RETAINED = "not_retained"
+    UNSUPPORTED = "unsupported"
     CAPACITY = "capacity"
     UNAUTHORIZED = "unauthorized"
     ORIGIN_REFUSED = "origin_refused"

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from .envelope import encode_text
 from .errors import LocalError, WireCode, WireError
@@ -38,6 +39,8 @@ from .world_messages import (
     SessionClosed,
     SessionEvent,
     SessionFailed,
+    SessionFork,
+    SessionForked,
     SessionNext,
     SessionPause,
     SessionReset,
@@ -45,6 +48,8 @@ from .world_messages import (
     SessionResume,
     SessionResumed,
     SessionResumePlay,
+    SessionRewind,
+    SessionRewound,
     SessionRollback,
     SessionStart,
     SessionStarted,
@@ -107,6 +112,8 @@ class WorldClientSide:
         self.next_frame = 0
         self.next_chunk = 0
         self.next_event_id = 0
+        self.oldest_rewind: int | None = None
+        """The smallest chunk index that `rewind` can go back to, as of the last chunk; None: neither rewind nor fork."""
         self.asks = 0
         self._token: str | None = None
         self._handshake: str | None = None  # id of the start or resume without an answer
@@ -233,6 +240,35 @@ class WorldClientSide:
     ) -> str:
         return self._send(SessionReset(id=self._mint(), prompt=prompt, seed=seed, image=image, start=start))
 
+    def fork(self, session_id: str | None = None) -> str:
+        """Ask for a branch; `branch` makes a client of the answer."""
+        return self._send(SessionFork(id=self._mint(), session_id=session_id))
+
+    def rewind(self, chunk_index: int) -> str:
+        """Back to the moment when ``chunk_index`` was the next chunk."""
+        return self._send(SessionRewind(id=self._mint(), chunk_index=chunk_index))
+
+    def branch(self, forked: SessionForked) -> WorldClientSide:
+        """The client of a branch: connect it, and resume."""
+        if self.started is None:
+            raise LocalError("there is no session yet")
+        twin = WorldClientSide()
+        # Ids that this client has used may be unknown to the server yet, and known there before the branch is.
+        twin.next_event_id = max(forked.next_event_id, self.next_event_id)
+        twin.started = replace(
+            self.started,
+            session_id=forked.session_id,
+            resume_token=forked.resume_token,
+            prompt=forked.prompt,
+            seed=forked.seed,
+            next_event_id=twin.next_event_id,
+            oldest_rewind=forked.oldest_rewind,
+        )
+        twin.format, twin._token, twin.last_seq = self.format, forked.resume_token, 1
+        twin.epoch, twin.next_chunk, twin.next_frame = forked.epoch, forked.chunk_index, forked.next_frame
+        twin.oldest_rewind = forked.oldest_rewind
+        return twin
+
     def abort(self) -> str:
         return self._send(SessionAbort(id=self._mint()))
 
@@ -327,7 +363,7 @@ class WorldClientSide:
 
     def _started(self, message: SessionStarted) -> None:
         self.started, self.format, self._token, self._handshake = message, message.format, message.resume_token, None
-        self.next_event_id = message.next_event_id
+        self.next_event_id, self.oldest_rewind = message.next_event_id, message.oldest_rewind
 
     def _resumed(self, message: SessionResumed) -> list[Arrival]:
         if message.replayed_from != self.last_seq + 1:
@@ -389,16 +425,24 @@ class WorldClientSide:
                 if message.applied_event_ids != self._applied:
                     raise _violation("the chunk and its event.applied disagree", "$.applied_event_ids")
                 self._chunk, self._part, self._applied = message, 0, ()
+                self.oldest_rewind = message.oldest_rewind
             case ChunkAborted(chunk_index=index):
                 self.asks = max(0, self.asks - (index is not None))
             case SessionFailed():
                 self.asks = 0
             case SessionResetDone(epoch=epoch):
-                if epoch != self.epoch + 1:
-                    raise _violation("an epoch was skipped", "$.epoch")
-                self.epoch, self.next_frame, self.next_chunk, self.asks = epoch, 0, 0, 0
+                self._new_epoch(epoch, 0, 0)
+                self.oldest_rewind = None if self.oldest_rewind is None else 0
+            case SessionRewound(epoch=epoch):
+                self._new_epoch(epoch, message.chunk_index, message.next_frame)
+                self.oldest_rewind = message.oldest_rewind
             case _:
                 pass
+
+    def _new_epoch(self, epoch: int, chunk_index: int, frame: int) -> None:
+        if epoch != self.epoch + 1:
+            raise _violation("an epoch was skipped", "$.epoch")
+        self.epoch, self.next_chunk, self.next_frame, self.asks = epoch, chunk_index, frame, 0
 
     def _receipt(self, ids: tuple[int, ...]) -> None:
         for event_id in ids:

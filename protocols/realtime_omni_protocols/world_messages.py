@@ -63,7 +63,7 @@ AppliedIds: TypeAlias = Annotated[tuple[EventId, ...], Meta(max_length=4_096)]
 Format: TypeAlias = Literal["h264", "jpeg", "rgb24", "latent"]
 Cadence: TypeAlias = Literal["paced", "on_demand"]
 AcceptStatus: TypeAlias = Literal["accepted", "duplicate", "discarded"]
-DiscardReason: TypeAlias = Literal["reset", "closed"]
+DiscardReason: TypeAlias = Literal["reset", "rewind", "closed"]
 LiveState: TypeAlias = Literal["playing", "paused", "failed"]
 Remedy: TypeAlias = Literal["rollback", "reset", "close"]
 CloseReason: TypeAlias = Literal[
@@ -178,6 +178,16 @@ class SessionReset(ClientMessage, frozen=True, kw_only=True, tag="session.reset"
             raise semantic(".start", "image and start exclude each other")
 
 
+class SessionFork(ClientMessage, frozen=True, kw_only=True, tag="session.fork"):
+    session_id: SessionId | None = None
+
+
+class SessionRewind(ClientMessage, frozen=True, kw_only=True, tag="session.rewind"):
+    """To the moment when ``chunk_index`` was the next chunk."""
+
+    chunk_index: ChunkIndex
+
+
 class SessionAbort(ClientMessage, frozen=True, kw_only=True, tag="session.abort"):
     pass
 
@@ -256,6 +266,8 @@ class SessionStarted(SessionMessage, frozen=True, kw_only=True, tag="session.sta
     prompts: tuple[Prompt, ...]
     starts: tuple[Name, ...]
     next_event_id: NextEventId
+    can_fork: bool
+    oldest_rewind: ChunkIndex | None
     re: MessageId | None = None
 
 
@@ -323,6 +335,7 @@ class Chunk(SessionMessage, frozen=True, kw_only=True, tag="chunk"):
     prompt: Prompt | None
     timings_ms: Timings
     kv: KvUse
+    oldest_rewind: ChunkIndex | None
     latent_shape: Annotated[tuple[Pixels, ...], Meta(min_length=1, max_length=8)] | None = None
 
     def __post_init__(self) -> None:
@@ -351,6 +364,31 @@ class SessionResetDone(SessionMessage, frozen=True, kw_only=True, tag="session.r
     epoch: Epoch
     prompt: Prompt | None
     seed: Seed
+    re: MessageId | None = None
+
+
+class SessionForked(SessionMessage, frozen=True, kw_only=True, tag="session.forked"):
+    """The branch, as its client needs it; its own numbers begin with 1, which stands for this message."""
+
+    session_id: SessionId
+    resume_token: Token
+    grace_s: Seconds
+    epoch: Epoch
+    chunk_index: ChunkIndex
+    next_frame: Count
+    prompt: Prompt | None
+    seed: Seed
+    next_event_id: NextEventId
+    oldest_rewind: ChunkIndex | None
+    re: MessageId | None = None
+
+
+class SessionRewound(SessionMessage, frozen=True, kw_only=True, tag="session.rewound"):
+    epoch: Epoch
+    chunk_index: ChunkIndex
+    next_frame: Count
+    prompt: Prompt | None
+    oldest_rewind: ChunkIndex | None
     re: MessageId | None = None
 
 
@@ -389,6 +427,8 @@ AnyClientMessage: TypeAlias = (
     | SessionPause
     | SessionResumePlay
     | SessionReset
+    | SessionFork
+    | SessionRewind
     | SessionAbort
     | SessionRollback
     | SessionClose
@@ -404,6 +444,8 @@ AnySessionMessage: TypeAlias = (
     | SessionPaused
     | SessionPlaying
     | SessionResetDone
+    | SessionForked
+    | SessionRewound
     | SessionFailed
     | SessionRecovered
     | SessionClosed

@@ -31,6 +31,10 @@ class ReplayBuffer:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def begin_after(self, seq: int, standing: Standing) -> None:
+        """Everything up to ``seq`` has arrived by another way; the session stands there."""
+        self.acked_seq, self.standing = seq, standing
+
     def keep(self, entry: Entry) -> None:
         self._entries.append(entry)
         while len(self._entries) > self.max_entries:

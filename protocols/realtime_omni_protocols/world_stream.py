@@ -67,6 +67,28 @@ class WorldSessionStream:
         self._progress_at = now
         self._chunks = self._resumes = 0
 
+    def branch(
+        self, session_id: str, *, epoch: int, chunk_index: int, next_frame: int, now: float
+    ) -> WorldSessionStream:
+        """The stream of a fork of this session: detached, at the chunk that the fork goes on with. Its ``seq`` 1 stands for
+        `forked`, so a resume with ``last_seq`` 1 opens it as it would any detached session."""
+        twin = WorldSessionStream(
+            session_id=session_id,
+            fps=self.fps,
+            frames_per_block=self.frames_per_block,
+            lead_frames=self.lead_frames,
+            cadence=self.cadence,
+            limits=self.limits,
+            next_event_id=self.next_event_id,
+            now=now,
+        )
+        twin.state, twin.last_seq, twin.applied_event_id = WireState.PLAYING, 1, self.applied_event_id
+        twin.epoch, twin.next_chunk = epoch, chunk_index
+        twin.generated = twin.displayed = next_frame
+        twin._replay.begin_after(1, Standing(WireState.PLAYING, epoch, next_frame))
+        twin.detach(now)
+        return twin
+
     # ---- emitting --------------------------------------------------------------------------------------------------
 
     def started(
@@ -84,9 +106,10 @@ class WorldSessionStream:
         controls: Sequence[wire.ControlInfo] = (),
         prompts: Sequence[str] = (),
         starts: Sequence[str] = (),
+        oldest_rewind: int | None = None,
         re: str | None = None,
     ) -> ControlEntry:
-        """`session.started`, always ``seq`` 1."""
+        """`session.started`, always ``seq`` 1. ``oldest_rewind`` None: the session can be neither rewound nor forked."""
         self._token = token_digest(resume_token)
         return self._control(
             wire.SessionStarted(
@@ -109,6 +132,8 @@ class WorldSessionStream:
                 prompts=tuple(prompts),
                 starts=tuple(starts),
                 next_event_id=self.next_event_id,
+                can_fork=oldest_rewind is not None,
+                oldest_rewind=oldest_rewind,
                 re=re,
             )
         )
@@ -154,6 +179,7 @@ class WorldSessionStream:
         prompt: str | None,
         timings_ms: wire.Timings,
         kv: wire.KvUse,
+        oldest_rewind: int | None = None,
         latent_shape: tuple[int, ...] | None = None,
         latent_frames: int | None = None,
     ) -> list[Entry]:
@@ -191,6 +217,7 @@ class WorldSessionStream:
                     prompt=prompt,
                     timings_ms=timings_ms,
                     kv=kv,
+                    oldest_rewind=oldest_rewind,
                     latent_shape=latent_shape,
                 )
             )
@@ -220,17 +247,73 @@ class WorldSessionStream:
 
     def reset_done(self, *, prompt: str | None, seed: int, re: str | None = None) -> ControlEntry:
         """A new epoch: frames, chunks and credit count from 0. Discard the open events first (`event_discarded`)."""
+        return self._new_epoch(
+            wire.SessionResetDone(seq=self.last_seq + 1, epoch=self.epoch + 1, prompt=prompt, seed=seed, re=re), 0, 0
+        )
+
+    def rewound(
+        self,
+        *,
+        chunk_index: int,
+        next_frame: int,
+        prompt: str | None,
+        oldest_rewind: int | None,
+        re: str | None = None,
+    ) -> ControlEntry:
+        """A new epoch that goes on at an earlier chunk; nothing is outstanding. Discard the open events first."""
+        message = wire.SessionRewound(
+            seq=self.last_seq + 1,
+            epoch=self.epoch + 1,
+            chunk_index=chunk_index,
+            next_frame=next_frame,
+            prompt=prompt,
+            oldest_rewind=oldest_rewind,
+            re=re,
+        )
+        return self._new_epoch(message, chunk_index, next_frame)
+
+    def _new_epoch(
+        self, message: wire.SessionResetDone | wire.SessionRewound, chunk_index: int, next_frame: int
+    ) -> ControlEntry:
         old = (self.epoch, self.generated, self.next_chunk)
-        self.epoch, self.generated, self.next_chunk = self.epoch + 1, 0, 0
+        self.epoch, self.generated, self.next_chunk = message.epoch, next_frame, chunk_index
         try:
-            entry = self._control(
-                wire.SessionResetDone(seq=self.last_seq + 1, epoch=self.epoch, prompt=prompt, seed=seed, re=re)
-            )
+            entry = self._control(message)
         except LocalError:
             self.epoch, self.generated, self.next_chunk = old
             raise
-        self.displayed = self.asks = 0
+        self.displayed, self.asks = next_frame, 0
         return entry
+
+    def forked(
+        self,
+        branch: WorldSessionStream,
+        *,
+        resume_token: str,
+        prompt: str | None,
+        seed: int,
+        oldest_rewind: int | None,
+        grace_s: float,
+        re: str | None = None,
+    ) -> ControlEntry:
+        """Tell of a `branch`, and how to open it. Sent again on resume like everything numbered, so no branch gets lost."""
+        branch._token = token_digest(resume_token)
+        return self._control(
+            wire.SessionForked(
+                seq=self.last_seq + 1,
+                session_id=branch.session_id,
+                resume_token=resume_token,
+                grace_s=grace_s,
+                epoch=branch.epoch,
+                chunk_index=branch.next_chunk,
+                next_frame=branch.generated,
+                prompt=prompt,
+                seed=seed,
+                next_event_id=branch.next_event_id,
+                oldest_rewind=oldest_rewind,
+                re=re,
+            )
+        )
 
     def failed(self, *, code: WireCode, message: str, chunk_index: int, can: Sequence[wire.Remedy]) -> ControlEntry:
         entry = self._control(

@@ -1,4 +1,4 @@
-"""The one transition table of the world protocol, used by both ends (world.md section 9 is printed from it).
+"""The one transition table of the world protocol, used by both ends (world.md section 10 is printed from it).
 
 Owns: which message is allowed in which state and where it leads.  Must not know: numbers, buffers, time.
 Invariant: ``(state, message type)`` that is not in `TABLE` is forbidden; a value is the new state. Two entries depend on more
@@ -28,6 +28,8 @@ from .world_messages import (
     SessionClosed,
     SessionEvent,
     SessionFailed,
+    SessionFork,
+    SessionForked,
     SessionNext,
     SessionPause,
     SessionPaused,
@@ -38,6 +40,8 @@ from .world_messages import (
     SessionResume,
     SessionResumed,
     SessionResumePlay,
+    SessionRewind,
+    SessionRewound,
     SessionRollback,
     SessionStart,
     SessionStarted,
@@ -83,7 +87,7 @@ TABLE: Table = {
     **_stay((_S.PLAYING, _S.PAUSED), SessionEvent, SessionPause, SessionResumePlay),
     **_stay((_S.PLAYING,), SessionNext),
     **_stay((_S.FAILED,), SessionRollback),
-    **_stay((_S.PLAYING, _S.PAUSED, _S.FAILED), SessionReset, SessionAbort),
+    **_stay((_S.PLAYING, _S.PAUSED, _S.FAILED), SessionReset, SessionFork, SessionRewind, SessionAbort),
     **_stay((_S.PLAYING, _S.PAUSED, _S.FAILED, _S.CLOSING), SessionAck),
     (_S.PLAYING, SessionClose): _S.CLOSING,
     (_S.PAUSED, SessionClose): _S.CLOSING,
@@ -91,7 +95,7 @@ TABLE: Table = {
     # server to client
     (_S.STARTING, SessionStarted): _S.PLAYING,
     (_S.RESUMING, SessionResumed): _S.PLAYING,
-    **_stay((_S.PLAYING, _S.PAUSED, _S.FAILED, _S.CLOSING), EventAccepted, EventDiscarded, ChunkAborted),
+    **_stay((_S.PLAYING, _S.PAUSED, _S.FAILED, _S.CLOSING), EventAccepted, EventDiscarded, ChunkAborted, SessionForked),
     # The block in flight when the pause came still arrives.
     **_stay((_S.PLAYING, _S.PAUSED, _S.CLOSING), EventApplied, Chunk),
     (_S.PLAYING, SessionPaused): _S.PAUSED,
@@ -101,11 +105,16 @@ TABLE: Table = {
     (_S.PLAYING, SessionResetDone): _S.PLAYING,
     (_S.PAUSED, SessionResetDone): _S.PAUSED,
     (_S.FAILED, SessionResetDone): _S.PLAYING,
+    (_S.PLAYING, SessionRewound): _S.PLAYING,
+    (_S.PAUSED, SessionRewound): _S.PAUSED,
+    (_S.FAILED, SessionRewound): _S.PLAYING,
     (_S.PLAYING, SessionFailed): _S.FAILED,
     (_S.PAUSED, SessionFailed): _S.FAILED,
     (_S.FAILED, SessionRecovered): _S.PLAYING,
     # What the engine said before it saw the close.
-    **_stay((_S.CLOSING,), SessionPaused, SessionPlaying, SessionResetDone, SessionFailed, SessionRecovered),
+    **_stay(
+        (_S.CLOSING,), SessionPaused, SessionPlaying, SessionResetDone, SessionRewound, SessionFailed, SessionRecovered
+    ),
     (_S.PLAYING, SessionClosed): _S.CLOSED,
     (_S.PAUSED, SessionClosed): _S.CLOSED,
     (_S.FAILED, SessionClosed): _S.CLOSED,

@@ -30,8 +30,8 @@ def names() -> tuple[str, ...]:
     return (*CATALOG, *sorted(e.name for e in entry_points(group=ENTRY_POINT_GROUP) if e.name not in CATALOG))
 
 
-def load_class(name: str) -> type[Any]:
-    """Raises ConfigError (``model_unknown``) naming what exists."""
+def locate(name: str) -> str:
+    """``module:Class`` of a name; nothing is imported. Raises ConfigError (``model_unknown``) naming what exists."""
     target = CATALOG.get(name)
     if target is None:
         for point in entry_points(group=ENTRY_POINT_GROUP):
@@ -45,7 +45,12 @@ def load_class(name: str) -> type[Any]:
             code=ErrorCode.MODEL_UNKNOWN,
             path="model",
         )
-    module_name, _, attribute = target.partition(":")
+    return target
+
+
+def load_class(name: str) -> type[Any]:
+    """Raises ConfigError (``model_unknown``) naming what exists."""
+    module_name, _, attribute = locate(name).partition(":")
     try:
         found = getattr(import_module(module_name), attribute)
     except ImportError as error:

@@ -15,11 +15,9 @@ from realtime_omni_protocols.world import WireCode
 _log = logging.getLogger(__name__)
 
 _OTHER_NAME = {
-    ErrorCode.UNSUPPORTED: WireCode.INVALID_ARGUMENT,
     ErrorCode.METADATA_MISMATCH: WireCode.TICK_FAILED,
     ErrorCode.ARTIFACT: WireCode.TICK_FAILED,
     ErrorCode.CLEANUP_FAILED: WireCode.SESSION_GONE,
-    ErrorCode.NOT_RETAINED: WireCode.INVALID_ARGUMENT,
 }
 _WIRE = {code.value for code in WireCode}
 _FAILED = "the model failed; the server's log says why"

@@ -108,8 +108,9 @@ class Driver:
     async def _block(self, record: WireSession, started_s: float) -> None:
         sending, since_s = False, self._since_s
         try:
-            chunk = await record.door.next_chunk(record.outputs)
-            sending = record.emit_chunk(chunk, started_s, self._clock.now_s, since_s)
+            async with record.block:
+                chunk = await record.door.next_chunk(record.outputs)
+                sending = record.emit_chunk(chunk, started_s, self._clock.now_s, since_s)
         except AbortedError:
             return  # the abort's own answer says so; the block is asked for again
         except SessionGoneError:

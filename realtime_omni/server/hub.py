@@ -32,7 +32,7 @@ from realtime_omni_protocols.world import (
     WorldServerSide,
     WorldSessionStream,
 )
-from realtime_omni_protocols.world_messages import ControlInfo, Format, Limits, SessionResume, SessionStart
+from realtime_omni_protocols.world_messages import ControlInfo, Format, Limits, SessionFork, SessionResume, SessionStart
 from realtime_omni_protocols.world_table import LIVE
 
 _log = logging.getLogger(__name__)
@@ -207,9 +207,48 @@ class WorldHub:
                 ],
                 prompts=tuple(model.prompts),
                 starts=tuple(model.starts),
+                oldest_rewind=record.door.view.oldest_rewind,
                 re=command.id,
             )
         )
+
+    async def fork(self, record: WireSession, command: SessionFork) -> None:
+        """`session.fork`: the branch gets a record of its own and waits, detached, for a connection to resume it."""
+        if self.stopping:
+            raise WireError(WireCode.SHUTDOWN, "the server is stopping")
+        door: SessionDoor = await record.door.fork(command.session_id)
+        stream = record.stream.branch(
+            door.id,
+            epoch=door.epoch,
+            chunk_index=door.chunk_index,
+            next_frame=door.chunk_index * record.model.frames_per_block,
+            now=self.clock.now_s(),
+        )
+        branch = WireSession(
+            door,
+            stream,
+            record.model,
+            record.format,
+            record.codec,
+            Pacer(stream.fps, stream.frames_per_block),
+            record.outputs,
+            last_input_s=self.clock.now_s(),
+        )
+        self.sessions.add(branch)
+        grace_s = max(self.settings.grace_s, self.settings.handshake_timeout_s)  # a client needs a moment to open it
+        record.emit(
+            record.stream.forked(
+                stream,
+                resume_token=_new_token(),
+                prompt=door.prompt,
+                seed=door.seed,
+                oldest_rewind=door.view.oldest_rewind,
+                grace_s=grace_s,
+                re=command.id,
+            )
+        )
+        _log.info("session forked session=%s branch=%s", record.id, branch.id)
+        await asyncio.shield(self._let_go(branch, grace_s))
 
     async def resume(self, connection: WorldConnection, command: SessionResume) -> None:
         """`session.resume`: check the token, take the session over, replay what the client lacks."""
@@ -299,15 +338,15 @@ class WorldHub:
         if self.stopping:
             await self.close_session(record, "shutdown")
             return
-        await asyncio.shield(self._let_go(record))
+        await asyncio.shield(self._let_go(record, self.settings.grace_s))
 
-    async def _let_go(self, record: WireSession) -> None:
+    async def _let_go(self, record: WireSession, grace_s: float) -> None:
         async with record.hands:
             if record.connection is not None:
                 return  # a resume was faster, and its session must not expire
             try:
-                await record.door.detach(self.settings.grace_s)
-                _log.info("session detached session=%s grace_s=%g", record.id, self.settings.grace_s)
+                await record.door.detach(grace_s)
+                _log.info("session detached session=%s grace_s=%g", record.id, grace_s)
             except SessionGoneError:
                 self.sessions.finish(record, "detached_expired")
             except OmniError as error:

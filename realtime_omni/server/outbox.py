@@ -22,7 +22,7 @@ from realtime_omni.media import EncodedFrame, EncodeLane
 from realtime_omni.server.metrics import Metrics
 from realtime_omni.server.transport import Transport
 from realtime_omni_protocols.world import Close, ControlEntry, Entry, FrameEntry, WireState, WorldServerSide, close_code
-from realtime_omni_protocols.world_messages import AnyServerMessage, Chunk, Format, SessionResetDone
+from realtime_omni_protocols.world_messages import AnyServerMessage, Chunk, Format, SessionResetDone, SessionRewound
 
 MAX_BATCHES = 64
 """Past this the reader stops reading. Media is bounded by credit; this bounds receipts to a client that does not read."""
@@ -152,7 +152,7 @@ class Sender:
         while index < len(entries):
             entry = entries[index]
             if isinstance(entry, ControlEntry) and not isinstance(entry.message, Chunk):
-                self._want_key |= isinstance(entry.message, SessionResetDone)
+                self._want_key |= isinstance(entry.message, SessionResetDone | SessionRewound)
                 ahead.append(entry.message)
                 index += 1
                 continue

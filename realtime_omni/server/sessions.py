@@ -21,7 +21,7 @@ from realtime_omni.server.outbox import Batch
 from realtime_omni.server.pacing import Pacer
 from realtime_omni.session.values import Chunk, Representation
 from realtime_omni_protocols.world import Entry, WireCode, WorldSessionStream
-from realtime_omni_protocols.world_messages import CloseReason, Format, KvUse, Remedy, Timings
+from realtime_omni_protocols.world_messages import CloseReason, DiscardReason, Format, KvUse, Remedy, Timings
 from realtime_omni_protocols.world_table import WireState
 
 _log = logging.getLogger(__name__)
@@ -62,9 +62,12 @@ class WireSession:
     rollback_offered: bool = False
     """The failure that the stream tells of can be rolled back."""
     resetting: bool = False
+    """A reset or a rewind is under way: no block is asked for."""
     answer_to: str | None = None
-    """``id`` of the client's reset or close that is under way: its answer carries it, whoever emits the answer."""
+    """``id`` of the client's reset, rewind or close that is under way: its answer carries it, whoever emits the answer."""
     unsubscribe: Callable[[], None] | None = None
+    block: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a block is asked for, and until it is emitted."""
     hands: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the session passes from one connection to nobody, or to the next: the manager hears of it in order."""
 
@@ -84,13 +87,13 @@ class WireSession:
     # -- what the session did, as numbered messages ----------------------------------------------------------------
 
     def emit_chunk(self, chunk: Chunk, started_s: float, now_s: Callable[[], float], since_s: float) -> bool:
-        """A committed block; False when it is not sent: a reset ended its epoch (its events are discarded), or all is over.
+        """A committed block; False when it is not sent: its epoch has ended (its events are discarded), or all is over.
 
         ``since_s``: when it could first have been begun, for the measure of the control plane."""
         if self.stream.state is WireState.CLOSED:
             return False  # committed just before the end; its events were receipted as discarded
-        if chunk.epoch > self.stream.epoch:
-            self.emit_reset_done()  # the connection that asked for the reset was lost before it could say so
+        while chunk.epoch > self.stream.epoch:  # the connection that asked for it was lost before it could say so
+            self._emit_new_epoch(chunk.chunk_index)
         ids = tuple(int(event_id) for event_id in chunk.metadata.applied_event_ids)
         self.ensure_accepted(ids)
         if chunk.epoch < self.stream.epoch:
@@ -105,6 +108,7 @@ class WireSession:
             prompt=chunk.prompt,
             timings_ms=Timings(tick=max(0.0, chunk.timings.tick_ms), encode=0.0, wait=max(0.0, chunk.timings.wait_ms)),
             kv=KvUse(pages_used=chunk.pages_used, pages_total=chunk.pages_total),
+            oldest_rewind=self.door.view.oldest_rewind,
             latent_shape=latent_shape,
             latent_frames=None if latent_shape is None else chunk.frames,
         )
@@ -133,10 +137,31 @@ class WireSession:
         return [frame.transpose(1, 2, 0) for frame in artifact.data], None
 
     def emit_reset_done(self) -> None:
-        """The session's epoch moved; the stream follows."""
+        """The session was reset; the stream follows."""
         self.pacer.restart()
         re, self.answer_to = self.answer_to, None
         self.emit(self.stream.reset_done(prompt=self.door.prompt, seed=self.door.seed, re=re))
+
+    def emit_rewound(self, chunk_index: int) -> None:
+        """The session went back to ``chunk_index``; the stream follows."""
+        self.pacer.restart()
+        re, self.answer_to = self.answer_to, None
+        self.emit(
+            self.stream.rewound(
+                chunk_index=chunk_index,
+                next_frame=chunk_index * self.model.frames_per_block,
+                prompt=self.door.prompt,
+                oldest_rewind=self.door.view.oldest_rewind,
+                re=re,
+            )
+        )
+
+    def _emit_new_epoch(self, chunk_index: int) -> None:
+        """An epoch that nobody told of began at ``chunk_index``. A rewind to 0 is a reset that changes nothing."""
+        if chunk_index:
+            self.emit_rewound(chunk_index)
+        else:
+            self.emit_reset_done()
 
     def ensure_accepted(self, event_ids: Sequence[int]) -> None:
         """First receipts for events whose sender was lost before it could get one."""
@@ -144,10 +169,10 @@ class WireSession:
             if event_id >= self.stream.next_event_id:
                 self.emit(self.stream.event_accepted(event_id, pending=self.door.pending_event_count))
 
-    def discard(self, event_ids: Sequence[int]) -> None:
+    def discard(self, event_ids: Sequence[int], reason: DiscardReason = "reset") -> None:
         if event_ids:
             self.ensure_accepted(event_ids)
-            self.emit(self.stream.event_discarded(event_ids, reason="reset"))
+            self.emit(self.stream.event_discarded(event_ids, reason=reason))
 
     def emit_failed(self, code: WireCode, message: str) -> None:
         """The session cannot go on by itself. Said once."""
@@ -206,7 +231,7 @@ class WireSessions:
     def _noticed(self, record: WireSession, notice: Notice) -> None:
         match notice.kind:
             case "events_discarded":
-                record.discard(tuple(notice.event_ids))
+                record.discard(tuple(notice.event_ids), "rewind" if notice.reason == "rewind" else "reset")
             case "failed":
                 fault = failure(notice.code, notice.message)
                 record.emit_failed(fault.code, fault.message)

@@ -30,11 +30,13 @@ from realtime_omni_protocols.world_messages import (
     SessionAck,
     SessionClose,
     SessionEvent,
+    SessionFork,
     SessionNext,
     SessionPause,
     SessionReset,
     SessionResume,
     SessionResumePlay,
+    SessionRewind,
     SessionRollback,
     SessionStart,
 )
@@ -196,6 +198,10 @@ class WorldConnection:
                 await self._event(record, command)
             case SessionReset():
                 await self._reset(record, command)
+            case SessionFork():
+                await self._hub.fork(record, command)
+            case SessionRewind():
+                await self._rewind(record, command)
             case SessionPause():
                 record.emit(record.stream.paused(re=command.id))
             case SessionResumePlay():
@@ -222,8 +228,8 @@ class WorldConnection:
         receipt = await record.door.accept_event(event)
         status: AcceptStatus = receipt.status.value
         self._hub.metrics.count("events_total", status=status)
-        if status == "accepted" and command.event_id < record.stream.next_event_id:
-            status = "duplicate"  # a chunk that names it was faster than this answer
+        if status != "discarded":  # what counts is whether the client could hear of it before
+            status = "duplicate" if command.event_id < record.stream.next_event_id else "accepted"
         record.emit(
             record.stream.event_accepted(
                 command.event_id,
@@ -243,6 +249,17 @@ class WorldConnection:
             await record.door.reset(prompt=command.prompt, seed=command.seed, image=image, start=command.start)
             if record.stream.epoch < record.door.epoch:
                 record.emit_reset_done()
+        finally:
+            if self.record is record:
+                record.resetting, record.answer_to = False, None
+
+    async def _rewind(self, record: WireSession, command: SessionRewind) -> None:
+        record.resetting, record.answer_to = True, command.id
+        try:
+            await record.door.rewind(command.chunk_index)
+            async with record.block:  # a block that was committed before goes before
+                if record.stream.epoch < record.door.epoch:
+                    record.emit_rewound(command.chunk_index)
         finally:
             if self.record is record:
                 record.resetting, record.answer_to = False, None

@@ -54,11 +54,13 @@ from realtime_omni_protocols.world_messages import (
     SessionClose,
     SessionClosed,
     SessionEvent,
+    SessionFork,
     SessionNext,
     SessionPause,
     SessionReset,
     SessionResume,
     SessionResumePlay,
+    SessionRewind,
     SessionRollback,
     SessionStart,
 )
@@ -155,6 +157,7 @@ class FakeConnection:
                 controls=CONTROLS,
                 prompts=PROMPTS,
                 starts=("courtyard",),
+                oldest_rewind=0,
                 re=start.id,
             )
         )
@@ -210,6 +213,14 @@ class FakeConnection:
                 session.push(stream.playing(time.monotonic(), re=command.id))
             case SessionReset():
                 session.reset(command)
+            case SessionFork():
+                if command.session_id in self.server.sessions:
+                    raise WireError(WireCode.SESSION_EXISTS, "the id is in use", path="$.session_id")
+                branch = session.fork(command)
+                self.server.sessions[branch.stream.session_id] = branch
+                self.server.tasks.append(asyncio.create_task(branch.generate()))
+            case SessionRewind():
+                session.rewind(command)
             case SessionAbort():
                 session.abort = True
                 session.push(stream.chunk_aborted(None, re=command.id))
@@ -238,7 +249,7 @@ class FakeConnection:
                 await self.ws.send(self.side.send_frame(header, payload))
                 continue
             message = item.message if not isinstance(item, msgspec.Struct) or hasattr(item, "after") else item
-            fresh = fresh or type(message).__name__ == "SessionResetDone"
+            fresh = fresh or type(message).__name__ in ("SessionResetDone", "SessionRewound")
             await self.ws.send(self.side.send(message))
             code = close_code(message)
             if code is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import copy
 import hashlib
 import secrets
 import sys
@@ -27,13 +28,16 @@ from realtime_omni_protocols.world_messages import (
     KvUse,
     Limits,
     SessionEvent,
+    SessionFork,
     SessionReset,
+    SessionRewind,
     SessionStart,
     Timings,
 )
 
 MODEL = "tiny-world"
 FRAMES_PER_BLOCK = 3
+REWIND_BLOCKS = 8
 MAX_PENDING = 16
 KEYS = ["w", "a", "s", "d", "i", "j", "k", "l"]
 HELD_KEYS, SCRIPT = "realtime_omni.held_keys.v1", "lingbot.camera_actions.v1"
@@ -97,6 +101,8 @@ class FakeSession:
             now=time.monotonic(),
         )
         self.picture = Picture(options.width, options.height)
+        self.start = start
+        self.past: dict[int, tuple[Picture, str | None]] = {}  # as it was before each of the last chunks
         self.prompt: str | None = start.prompt
         self.seed = start.seed if start.seed is not None else secrets.randbelow(2**31)
         self.pending: dict[int, SessionEvent] = {}
@@ -152,8 +158,62 @@ class FakeSession:
         self.prompt = message.prompt if message.prompt is not None else self.prompt
         self.seed = message.seed if message.seed is not None else self.seed
         self.picture = Picture(self.options.width, self.options.height)
+        self.past.clear()
         self.due = time.monotonic()
         self.push(self.stream.reset_done(prompt=self.prompt, seed=self.seed, re=message.id))
+
+    @property
+    def oldest_rewind(self) -> int:
+        return min(self.past, default=self.stream.next_chunk)
+
+    def fork(self, message: SessionFork) -> FakeSession:
+        """A branch, which the caller makes known; or `WireError`."""
+        twin = FakeSession(self.start, message.session_id or secrets.token_hex(8), self.options)
+        stream = self.stream
+        twin.stream = stream.branch(
+            twin.stream.session_id,
+            epoch=stream.epoch,
+            chunk_index=stream.next_chunk,
+            next_frame=stream.generated,
+            now=time.monotonic(),
+        )
+        twin.picture, twin.prompt, twin.seed = copy.copy(self.picture), self.prompt, self.seed
+        twin.past = {index: (copy.copy(picture), prompt) for index, (picture, prompt) in self.past.items()}
+        self.push(
+            stream.forked(
+                twin.stream,
+                resume_token=secrets.token_urlsafe(24),
+                prompt=twin.prompt,
+                seed=twin.seed,
+                oldest_rewind=twin.oldest_rewind,
+                grace_s=self.stream.limits.grace_s,
+                re=message.id,
+            )
+        )
+        return twin
+
+    def rewind(self, message: SessionRewind) -> None:
+        index = message.chunk_index
+        if index > self.stream.next_chunk:
+            raise WireError(WireCode.INVALID_ARGUMENT, "still to come", path="$.chunk_index")
+        if index < self.oldest_rewind:
+            raise WireError(WireCode.NOT_RETAINED, "too long ago", path="$.chunk_index")
+        if self.pending:
+            self.push(self.stream.event_discarded(tuple(self.pending), reason="rewind"))
+            self.pending.clear()
+        if index < self.stream.next_chunk:
+            self.picture, self.prompt = self.past[index]
+        self.past = {old: moment for old, moment in self.past.items() if old < index}
+        self.due = time.monotonic()
+        self.push(
+            self.stream.rewound(
+                chunk_index=index,
+                next_frame=index * FRAMES_PER_BLOCK,
+                prompt=self.prompt,
+                oldest_rewind=min(self.past, default=index),
+                re=message.id,
+            )
+        )
 
     async def generate(self) -> None:
         """Blocks for as long as the session lives."""
@@ -190,6 +250,8 @@ class FakeSession:
                 )
             )
             return
+        self.past[self.stream.next_chunk] = (copy.copy(self.picture), self.prompt)
+        self.past.pop(self.stream.next_chunk - REWIND_BLOCKS, None)
         self.prompt = prompt
         media: list[object] = list(
             self.picture.block([c for e in snapshot.values() for c in e.controls or ()], prompt, self.seed)
@@ -204,6 +266,7 @@ class FakeSession:
             prompt=prompt,
             timings_ms=Timings(tick=(now - started) * 1000, encode=0, wait=max(0.0, started - self.due) * 1000),
             kv=KvUse(pages_used=min(12, self.stream.next_chunk + 1), pages_total=64),
+            oldest_rewind=self.oldest_rewind,
         )
         self.due = max(self.due, now - FRAMES_PER_BLOCK / self.fps) + FRAMES_PER_BLOCK / self.fps
         self.push(*entries)

@@ -313,3 +313,54 @@ async def test_a_stalled_reader_is_closed() -> None:
 )
 def test_what_a_user_types_becomes_the_url(typed: str, url: str) -> None:
     assert world_url(typed) == url
+
+
+async def test_a_branch_goes_on_beside_its_parent_and_diverges_with_another_prompt() -> None:
+    async with fake_world() as (_, url):
+        async with WorldClient.connect(url, prompt="a maze", format="rgb24", fps=200) as world:
+            await world.hold({"w"})
+            before = await play(world, 3)
+            async with await world.fork() as branch:
+                assert branch.session.session_id != world.session.session_id
+                await branch.send(prompt="a green garden")
+                there, here = await play(branch, 3), await play(world, 6)
+                check_contiguous(before + here)
+                check_contiguous(there)
+                assert there[0].chunk_index > before[0].chunk_index
+                twins = {chunk.chunk_index: chunk for chunk in before + here}
+                assert {chunk.prompt for chunk in there} == {"a maze", "a green garden"} or there[
+                    0
+                ].prompt == "a green garden"
+                assert not np.array_equal(there[-1].frames, twins[there[-1].chunk_index].frames)
+            assert world.state is WireState.PLAYING
+            await play(world, 1)
+
+
+async def test_a_branch_survives_a_drop_as_any_session_does() -> None:
+    async with fake_world() as (server, url):
+        async with WorldClient.connect(url, format="rgb24", fps=200, reconnect=FAST) as world:
+            await play(world, 2)
+            async with await world.fork("what-if") as branch:
+                chunks = await play(branch, 2)
+                server.drop_all()
+                chunks += await play(branch, 2)
+                check_contiguous(chunks)
+                with pytest.raises(RefusedError) as refused:
+                    await world.fork("what-if")
+                assert refused.value.code is WireCode.SESSION_EXISTS
+
+
+async def test_the_same_events_after_a_rewind_give_the_same_chunks() -> None:
+    async with fake_world() as (_, url):
+        async with WorldClient.connect(url, prompt="a maze", format="rgb24", cadence="on_demand", fps=200) as world:
+            first = await play(world, 4)
+            assert world.oldest_rewind == 0
+            rewound = await world.rewind(2)
+            assert (rewound.epoch, rewound.chunk_index, rewound.next_frame) == (1, 2, 6)
+            again = await play(world, 2)
+            assert [(c.epoch, c.chunk_index, c.first_frame) for c in again] == [(1, 2, 6), (1, 3, 9)]
+            for one, two in zip(first[2:], again, strict=True):
+                np.testing.assert_array_equal(one.frames, two.frames)
+            with pytest.raises(RefusedError) as refused:
+                await world.rewind(99)
+            assert refused.value.code is WireCode.INVALID_ARGUMENT

@@ -139,6 +139,10 @@ CLIENT_GOOD = [
     good("resume_play", {"type": "session.resume_play", "id": "p"}),
     good("reset with nothing", {"type": "session.reset"}),
     good("reset with prompt and seed", {"type": "session.reset", "prompt": "a beach", "seed": 0}),
+    good("fork", {"type": "session.fork"}),
+    good("fork with the branch's id", {"type": "session.fork", "id": "f", "session_id": "what-if.2"}),
+    good("rewind", {"type": "session.rewind", "chunk_index": 0}),
+    good("rewind to the last chunk there can be", {"type": "session.rewind", "id": "r", "chunk_index": 4294967295}),
     good("abort", {"type": "session.abort"}),
     good("rollback", {"type": "session.rollback"}),
     good("close", {"type": "session.close"}),
@@ -278,6 +282,12 @@ CLIENT_BAD = [
     bad(
         "ack with an epoch above 32 bits", '{"type":"session.ack","seq":1,"displayed":0,"epoch":4294967296}', "$.epoch"
     ),
+    bad("fork with a session id with a slash", '{"type":"session.fork","session_id":"a/b"}', "$.session_id"),
+    bad("fork with a label", '{"type":"session.fork","label":"left"}', "$.label"),
+    bad("rewind to nowhere", '{"type":"session.rewind"}', "$.chunk_index"),
+    bad("rewind by a negative number", '{"type":"session.rewind","chunk_index":-1}', "$.chunk_index"),
+    bad("rewind to true", '{"type":"session.rewind","chunk_index":true}', "$.chunk_index"),
+    bad("rewind beyond 32 bits", '{"type":"session.rewind","chunk_index":4294967296}', "$.chunk_index"),
     bad("ping with a string", '{"type":"ping","t":"now"}', "$.t"),
     bad("ping with true", '{"type":"ping","t":true}', "$.t"),
 ]
@@ -310,6 +320,8 @@ STARTED: dict[str, Any] = {
     "prompts": ["a maze"],
     "starts": [],
     "next_event_id": 0,
+    "can_fork": True,
+    "oldest_rewind": 0,
 }
 RESUMED: dict[str, Any] = {
     "type": "session.resumed",
@@ -334,6 +346,30 @@ CHUNK: dict[str, Any] = {
     "prompt": "a maze",
     "timings_ms": {"tick": 12.5, "encode": 0.4, "wait": 0},
     "kv": {"pages_used": 4, "pages_total": 64},
+    "oldest_rewind": None,
+}
+FORKED: dict[str, Any] = {
+    "type": "session.forked",
+    "seq": 12,
+    "session_id": "8d1f-2",
+    "resume_token": "Zp",
+    "grace_s": 30,
+    "epoch": 1,
+    "chunk_index": 2,
+    "next_frame": 6,
+    "prompt": "a maze",
+    "seed": 7,
+    "next_event_id": 5,
+    "oldest_rewind": 0,
+}
+REWOUND: dict[str, Any] = {
+    "type": "session.rewound",
+    "seq": 13,
+    "epoch": 1,
+    "chunk_index": 1,
+    "next_frame": 3,
+    "prompt": None,
+    "oldest_rewind": 1,
 }
 
 
@@ -387,6 +423,10 @@ SERVER_TEXT = [
         limits={k: v for k, v in STARTED["limits"].items() if k != "grace_s"},
     ),
     server(RESUMED, "resumed"),
+    server(STARTED, "started without a way back", can_fork=False, oldest_rewind=None),
+    server_bad(STARTED, "started that does not say whether it can fork", "$.can_fork", can_fork=DROP),
+    server_bad(STARTED, "started with a fork of 1", "$.can_fork", can_fork=1),
+    server_bad(STARTED, "started with a way back to -1", "$.oldest_rewind", oldest_rewind=-1),
     server_bad(RESUMED, "resumed with a state that does not exist", "$.state", state="closing"),
     server_bad(RESUMED, "resumed has no seq", "$.seq", seq=3),
     server(ACCEPTED, "event accepted"),
@@ -399,7 +439,12 @@ SERVER_TEXT = [
     server_bad(APPLIED, "event applied with an id twice", "$.event_ids", event_ids=[4, 4]),
     server_bad(APPLIED, "event applied with no ids", "$.event_ids", event_ids=[]),
     server({"type": "event.discarded", "seq": 9, "event_ids": [5], "reason": "closed"}, "event discarded"),
+    server(
+        {"type": "event.discarded", "seq": 9, "event_ids": [5, 6], "reason": "rewind"}, "event discarded by a rewind"
+    ),
     server(CHUNK, "chunk"),
+    server(CHUNK, "chunk with a way back", oldest_rewind=1),
+    server_bad(CHUNK, "chunk that does not say how far back", "$.oldest_rewind", oldest_rewind=DROP),
     server(CHUNK, "chunk without events and prompt", applied_event_ids=[], prompt=None),
     server(CHUNK, "latent chunk", latent_shape=[16, 3, 8, 8], frames=12),
     server_bad(CHUNK, "chunk with no frames", "$.frames", frames=0),
@@ -410,6 +455,15 @@ SERVER_TEXT = [
     server({"type": "session.paused", "seq": 3}, "paused"),
     server({"type": "session.playing", "seq": 4, "re": "p"}, "playing"),
     server({"type": "session.reset_done", "seq": 5, "epoch": 1, "prompt": None, "seed": 0}, "reset done"),
+    server(FORKED, "forked"),
+    server(FORKED, "forked in answer to an id", re="f", prompt=None, oldest_rewind=None),
+    server_bad(FORKED, "forked without a token", "$.resume_token", resume_token=DROP),
+    server_bad(FORKED, "forked with a negative grace", "$.grace_s", grace_s=-1),
+    server_bad(FORKED, "forked with no number", "$.seq", seq=DROP),
+    server(REWOUND, "rewound"),
+    server(REWOUND, "rewound in answer to an id", re="r", prompt="a maze"),
+    server_bad(REWOUND, "rewound without an epoch", "$.epoch", epoch=DROP),
+    server_bad(REWOUND, "rewound with a seed", "$.seed", seed=1),
     server(FAILED, "failed"),
     server_bad(FAILED, "failed with a code that is not in the list", "$.code", code="bad_luck"),
     server_bad(FAILED, "failed with another remedy", "$.can[0]", can=["pray"]),

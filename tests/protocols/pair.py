@@ -29,6 +29,7 @@ from realtime_omni_protocols.world_messages import (
     AnyClientMessage,
     AnyServerMessage,
     Cadence,
+    DiscardReason,
     EventApplied,
     EventDiscarded,
     Hello,
@@ -38,11 +39,14 @@ from realtime_omni_protocols.world_messages import (
     SessionAck,
     SessionClose,
     SessionEvent,
+    SessionFork,
+    SessionForked,
     SessionNext,
     SessionPause,
     SessionReset,
     SessionResume,
     SessionResumePlay,
+    SessionRewind,
     SessionRollback,
     SessionStart,
     Timings,
@@ -50,6 +54,7 @@ from realtime_omni_protocols.world_messages import (
 
 FRAMES = 3
 MAX_PENDING = 3
+REWIND_BLOCKS = 2
 LIMITS = Limits(
     max_pending_events=MAX_PENDING,
     max_message_bytes=65_536,
@@ -74,6 +79,7 @@ class Pair:
     to_client: deque[str | bytes] = field(default_factory=deque)
     pending: dict[int, SessionEvent] = field(default_factory=dict)
     seen: dict[int, str | None] = field(default_factory=dict)
+    session_id: str = "s"
     tokens: int = 0
     generated: list[FrameKey] = field(default_factory=list)  # what the server made, in order
     received: list[FrameKey] = field(default_factory=list)  # what the client got, in order
@@ -84,6 +90,9 @@ class Pair:
     messages: list[AnyServerMessage] = field(default_factory=list)
     terminals: int = 0
     orphan: WorldServerSide | None = None  # a connection the server still believes in
+    rewound: list[int] = field(default_factory=list)  # where the engine went back to
+    forks: list[SessionForked] = field(default_factory=list)  # that the client knows of and has not opened yet
+    branches: dict[str, WorldSessionStream] = field(default_factory=dict)  # that nobody has opened yet
 
     # ---- the wire -----------------------------------------------------------------------------------------------------
 
@@ -171,6 +180,8 @@ class Pair:
                 pass
             case _:
                 self.messages.append(arrival)
+                if isinstance(arrival, SessionForked):
+                    self.forks.append(arrival)
                 if isinstance(arrival, EventApplied | EventDiscarded):
                     self.receipts += arrival.event_ids
 
@@ -179,6 +190,14 @@ class Pair:
         if text is not None:
             self.to_server.append(text)
         return event_id
+
+    def branch(self) -> Pair:
+        """The pair of the oldest branch that the client knows of, not connected yet."""
+        forked = self.forks.pop(0)
+        twin = Pair(self.cadence, self.now, self.client.branch(forked))
+        twin.stream = self.branches.pop(forked.session_id)
+        twin.session_id = forked.session_id
+        return twin
 
     # ---- the server's engine ------------------------------------------------------------------------------------------
 
@@ -211,7 +230,7 @@ class Pair:
 
     def token(self) -> str:
         self.tokens += 1
-        return f"token-{self.tokens}"
+        return f"token-{self.session_id}-{self.tokens}"
 
     def serve_start(self, start: SessionStart) -> None:
         assert self.side is not None
@@ -230,6 +249,7 @@ class Pair:
                 width=1,
                 height=1,
                 limits=LIMITS,
+                oldest_rewind=0,
                 re=start.id,
             )
         )
@@ -265,12 +285,12 @@ class Pair:
                 self.send(stream.paused(re=command.id))
             case SessionResumePlay() if stream.state in (WireState.PLAYING, WireState.PAUSED):
                 self.send(stream.playing(self.now, re=command.id))
+            case SessionFork():
+                self.serve_fork(command)
+            case SessionRewind():
+                self.serve_rewind(command)
             case SessionReset():
-                if self.pending:
-                    ids = tuple(self.pending)
-                    self.discarded += ids
-                    self.pending.clear()
-                    self.send(stream.event_discarded(ids))
+                self.discard("reset")
                 self.send(stream.reset_done(prompt=command.prompt, seed=1, re=command.id))
             case SessionAbort():
                 self.send(stream.chunk_aborted(None, re=command.id))
@@ -280,6 +300,59 @@ class Pair:
                 self.close("client")
             case _:
                 self.send(self.side.refuse(command, WireCode.SESSION_STATE, "not now"))
+
+    @property
+    def oldest_rewind(self) -> int:
+        assert self.stream is not None
+        return max(0, self.stream.next_chunk - REWIND_BLOCKS)
+
+    def discard(self, reason: DiscardReason) -> None:
+        assert self.stream is not None
+        if self.pending:
+            ids = tuple(self.pending)
+            self.discarded += ids
+            self.pending.clear()
+            self.send(self.stream.event_discarded(ids, reason=reason))
+
+    def serve_fork(self, fork: SessionFork) -> None:
+        stream = self.stream
+        assert stream is not None
+        name = f"{self.session_id}-{stream.last_seq}"
+        twin = stream.branch(
+            name, epoch=stream.epoch, chunk_index=stream.next_chunk, next_frame=stream.generated, now=self.now
+        )
+        self.branches[name] = twin
+        self.send(
+            stream.forked(
+                twin,
+                resume_token=f"branch-{name}",
+                prompt=None,
+                seed=1,
+                oldest_rewind=self.oldest_rewind,
+                grace_s=30,
+                re=fork.id,
+            )
+        )
+
+    def serve_rewind(self, rewind: SessionRewind) -> None:
+        assert self.side is not None
+        stream = self.stream
+        assert stream is not None
+        index = rewind.chunk_index
+        if not self.oldest_rewind <= index <= stream.next_chunk:
+            self.send(self.side.refuse(rewind, WireCode.NOT_RETAINED, "too long ago"))
+            return
+        self.discard("rewind")
+        self.rewound.append(index)
+        self.send(
+            stream.rewound(
+                chunk_index=index,
+                next_frame=index * FRAMES,
+                prompt=None,
+                oldest_rewind=max(0, index - 1),
+                re=rewind.id,
+            )
+        )
 
     def serve_event(self, event: SessionEvent) -> None:
         assert self.side is not None
@@ -324,6 +397,7 @@ class Pair:
                 prompt=None,
                 timings_ms=Timings(tick=1, encode=0, wait=0),
                 kv=KvUse(pages_used=0, pages_total=0),
+                oldest_rewind=max(0, stream.next_chunk + 1 - REWIND_BLOCKS),
             )
         )
         return True

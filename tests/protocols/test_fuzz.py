@@ -82,7 +82,7 @@ def test_20000_mutations_of_valid_messages_never_raise_anything_else(seed: int) 
         except WireError as error:
             assert_coded(error)
             refused += 1
-    assert parsed > 100  # the mutations are not all hopeless
+    assert parsed > 50  # the mutations are not all hopeless
     assert refused > 1_000
 
 

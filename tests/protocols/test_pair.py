@@ -16,20 +16,43 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from protocols.pair import Pair
 from realtime_omni_protocols.errors import LocalError, WireCode
 from realtime_omni_protocols.world import WireState, WorldSessionStream
-from realtime_omni_protocols.world_messages import ErrorMessage, EventAccepted, SessionClosed, SessionResumed
+from realtime_omni_protocols.world_messages import (
+    ErrorMessage,
+    EventAccepted,
+    EventDiscarded,
+    SessionClosed,
+    SessionResumed,
+    SessionRewound,
+)
 
 LIVE = (WireState.PLAYING, WireState.PAUSED, WireState.FAILED)
 
 
+MOST_PAIRS = 3
+
+
 class WorldUnderRandomUse(RuleBasedStateMachine):
-    """A user, an engine and a bad network."""
+    """A user, an engine and a bad network; a session and its branches, of which the rules act on one at a time."""
 
     pair: Pair
+    pairs: list[Pair]
 
     @initialize(cadence=st.sampled_from(["paced", "on_demand"]))
     def begin(self, cadence: str) -> None:
         self.pair = Pair(cadence=cadence)  # type: ignore[arg-type]
         self.pair.start()
+        self.pairs = [self.pair]
+
+    @rule(number=st.integers(0, MOST_PAIRS - 1))
+    def look_at_another(self, number: int) -> None:
+        self.pair = self.pairs[number % len(self.pairs)]
+
+    @precondition(lambda self: self.pair.forks and len(self.pairs) < MOST_PAIRS)
+    @rule()
+    def open_a_branch(self) -> None:
+        self.pair = self.pair.branch()
+        self.pairs.append(self.pair)
+        self.pair.reconnect()
 
     @property
     def live(self) -> bool:
@@ -40,6 +63,16 @@ class WorldUnderRandomUse(RuleBasedStateMachine):
     def event(self, prompt: str) -> None:
         if self.pair.client.state in (*LIVE[:2], WireState.CLOSED) and self.pair.client.can_resume:
             self.pair.event(prompt)
+
+    @rule(back=st.integers(-1, 4))
+    def rewind(self, back: int) -> None:
+        if self.live:
+            self.pair.to_server.append(self.pair.client.rewind(max(0, self.pair.client.next_chunk - back)))
+
+    @rule()
+    def fork(self) -> None:
+        if self.live:
+            self.pair.to_server.append(self.pair.client.fork())
 
     @rule(what=st.sampled_from(["pause", "resume_play", "reset", "abort", "ping"]))
     def command(self, what: str) -> None:
@@ -100,16 +133,17 @@ class WorldUnderRandomUse(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost_and_nothing_twice(self) -> None:
-        pair = self.pair
-        assert pair.received == pair.generated[: len(pair.received)]
-        assert len(set(pair.receipts)) == len(pair.receipts)
-        pair.check()
+        for pair in self.pairs:
+            assert pair.received == pair.generated[: len(pair.received)]
+            assert len(set(pair.receipts)) == len(pair.receipts)
+            pair.check()
 
     def teardown(self) -> None:
         """Let everything arrive, close, and count."""
-        if not hasattr(self, "pair"):
-            return
-        pair = self.pair
+        for pair in getattr(self, "pairs", ()):
+            self.finish(pair)
+
+    def finish(self, pair: Pair) -> None:
         if pair.side is None:
             pair.reconnect()
         pair.settle()
@@ -121,6 +155,8 @@ class WorldUnderRandomUse(RuleBasedStateMachine):
         assert pair.client.waiting_events == 0
         assert pair.terminals == 1
         assert isinstance(pair.messages[-1], SessionClosed)
+        assert [m.chunk_index for m in pair.messages if isinstance(m, SessionRewound)] == pair.rewound
+        assert [f.session_id for f in pair.forks] == list(pair.branches), "a branch that its client does not know of"
 
 
 TestRandomUse = WorldUnderRandomUse.TestCase
@@ -227,3 +263,93 @@ def test_nothing_can_follow_the_terminal_message() -> None:
     with pytest.raises(LocalError):
         side.send(side.taken_over())
     assert side.receive_text('{"type":"ping"}', 0.0) == []
+
+
+@pytest.mark.parametrize("lost", range(24))
+def test_a_cut_at_every_point_of_a_rewind_changes_nothing(lost: int) -> None:
+    pair = Pair()
+    pair.start()
+    for _ in range(2):
+        pair.tick()
+        pair.settle()
+        pair.to_server.append(pair.client.ack(pair.client.next_frame, pair.client.epoch))
+    pair.event("left")
+    pair.to_server.append(pair.client.rewind(1))
+    pair.deliver_to_server()
+    pair.tick()
+    pair.tick()
+    pair.cut(lost)
+    pair.reconnect()
+    pair.settle()
+    assert pair.received == pair.generated
+    assert pair.receipts == pair.discarded == [0]
+    assert pair.chunks == [(0, 0), (0, 1), (1, 1), (1, 2)]
+    assert [m.reason for m in pair.messages if isinstance(m, EventDiscarded)] == ["rewind"]
+    first = next(key for key in pair.received if key[0] == 1)
+    assert first[1:3] == (1, 3), "the epoch goes on at the frame that the rewind went back to"
+
+
+def test_a_rewind_that_is_refused_changes_nothing() -> None:
+    pair = Pair()
+    pair.start()
+    for index in (5, 0):
+        if index == 0:
+            for _ in range(4):
+                pair.tick()
+                pair.settle()
+                pair.to_server.append(pair.client.ack(pair.client.next_frame, 0))
+                pair.settle()
+        before = pair.stream.statistics()  # type: ignore[union-attr]
+        pair.to_server.append(pair.client.rewind(index))
+        pair.settle()
+        assert pair.stream.statistics() == before  # type: ignore[union-attr]
+        assert isinstance(pair.messages[-1], ErrorMessage)
+        assert (pair.messages[-1].code, pair.messages[-1].re) == (WireCode.NOT_RETAINED, pair.client.last_id)
+    assert pair.client.oldest_rewind == 2
+
+
+@pytest.mark.parametrize("lost", range(4))
+def test_a_branch_is_opened_by_an_ordinary_resume_whatever_was_lost(lost: int) -> None:
+    pair = Pair()
+    pair.start()
+    pair.event("left")
+    pair.tick()
+    pair.settle()
+    pair.event("not inherited")
+    pair.to_server.append(pair.client.fork())
+    pair.deliver_to_server()
+    pair.cut(lost)
+    pair.reconnect()
+    twin = pair.branch()
+    assert twin.client.started is not None
+    assert (twin.client.started.session_id, twin.client.next_event_id) == (twin.session_id, 2)
+    twin.reconnect()
+    assert twin.client.state is WireState.PLAYING
+    assert (twin.client.next_chunk, twin.client.next_frame) == (1, 3)
+    twin.event("right")
+    twin.settle()
+    pair.tick()
+    twin.tick()
+    pair.settle()
+    twin.settle()
+    assert (pair.applied, twin.applied) == ([0, 1], [2])
+    assert (pair.chunks, twin.chunks) == ([(0, 0), (0, 1)], [(0, 1)])
+    for each in (pair, twin):
+        each.close("client")
+        each.settle()
+        each.check()
+
+
+def test_a_branch_of_a_branch_has_numbers_of_its_own() -> None:
+    pair = Pair()
+    pair.start()
+    pairs = [pair]
+    for _ in range(3):
+        pairs[-1].to_server.append(pairs[-1].client.fork())
+        pairs[-1].settle()
+        pairs.append(pairs[-1].branch())
+        pairs[-1].reconnect()
+        pairs[-1].tick()
+        pairs[-1].settle()
+    assert [p.client.next_chunk for p in pairs] == [0, 1, 2, 3]
+    assert len({p.session_id for p in pairs}) == 4

@@ -90,6 +90,7 @@ class FakeView:
     pages_used: int
     attached: bool
     can_rollback: bool
+    oldest_rewind: int | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,9 @@ async def _moments(count: int = 3) -> None:
         await asyncio.sleep(0)
 
 
+REWIND_BLOCKS = 5
+
+
 class FakeSession:
     """One session: events in order, one tick at a time, the engine's rules in miniature."""
 
@@ -136,6 +140,7 @@ class FakeSession:
         self.ticking = False
         self.close_reasons: list[str] = []
         self.undelivered: list[Chunk] = []
+        self.prompts: dict[int, str | None] = {}  # at the boundary before each chunk
         self._callbacks: list[Callable[[Any], None]] = []
         self._detach_timer: asyncio.Task[None] | None = None
         self.aborted: asyncio.Event = asyncio.Event()
@@ -148,7 +153,15 @@ class FakeSession:
     def view(self) -> FakeView:
         attached = self._detach_timer is None and self.state != "tombstone"
         return FakeView(
-            self.id, self.state, self.epoch, self.chunk_index, len(self.pending), 3, attached, self.state == "failed"
+            self.id,
+            self.state,
+            self.epoch,
+            self.chunk_index,
+            len(self.pending),
+            3,
+            attached,
+            self.state == "failed",
+            max(0, self.chunk_index - REWIND_BLOCKS) if self.manager.branches else None,
         )
 
     def _alive(self) -> None:
@@ -176,7 +189,7 @@ class FakeSession:
             self.highest = event.event_id
             self.seen[event.event_id] = event.fingerprint
         answer = EventAcceptance(SessionId(self.id), event.event_id, status, len(self.pending), event.prompt)
-        await _moments()
+        await _moments(self.manager.answer_takes)
         return answer
 
     async def next_chunk(self, outputs: Sequence[str] | None = None) -> Chunk:
@@ -202,7 +215,7 @@ class FakeSession:
                 raise error
             return self._commit(snapshot, outputs)
         except asyncio.CancelledError:
-            if self.manager.commits_although_cancelled:
+            if self.manager.commits_although_cancelled and not self.aborted.is_set():
                 self.undelivered.append(self._commit(snapshot, outputs))
             await _moments(20)  # withdrawing a tick takes the engine a moment
             raise
@@ -211,6 +224,7 @@ class FakeSession:
 
     def _commit(self, snapshot: tuple[SessionEvent, ...], outputs: Sequence[str] | None) -> Chunk:
         info = self.manager.info
+        self.prompts[self.chunk_index] = self.prompt
         for event in snapshot:
             self.pending.remove(event)
             self.prompt = event.prompt or self.prompt
@@ -261,6 +275,47 @@ class FakeSession:
         self.seed = self.seed if seed is None else seed
         if discarded:
             self.notify(FakeNotice("events_discarded", reason="reset", event_ids=discarded))
+
+    async def fork(self, new_id: str | None = None) -> FakeSession:
+        self._alive()
+        self._branches()
+        twin = await self.manager.create_session(new_id, prompt=self.prompt, seed=self.seed)
+        twin.epoch, twin.chunk_index, twin.frames, twin.highest = (
+            self.epoch,
+            self.chunk_index,
+            self.frames,
+            self.highest,
+        )
+        twin.prompts = dict(self.prompts)
+        try:
+            await _moments(self.manager.answer_takes)
+        except asyncio.CancelledError:
+            await twin.close("client")
+            raise
+        return twin
+
+    async def rewind(self, chunk_index: int) -> FakeView:
+        self._alive()
+        self._branches()
+        if chunk_index > self.chunk_index:
+            raise ArgumentError("not a chunk of the past", path="chunk_index")
+        if chunk_index < self.view.oldest_rewind:  # type: ignore[operator]
+            raise ArgumentError("not retained", code=ErrorCode.NOT_RETAINED, path="chunk_index")
+        self.aborted.set()
+        discarded = tuple(event.event_id for event in self.pending)
+        self.pending.clear()
+        self.epoch += 1
+        self.prompt = self.prompts.get(chunk_index, self.prompt)
+        self.chunk_index, self.frames = chunk_index, chunk_index * self.manager.info.frames_per_block
+        self.state = "active"
+        if discarded:
+            self.notify(FakeNotice("events_discarded", reason="rewind", event_ids=discarded))
+        await _moments(self.manager.answer_takes)
+        return self.view
+
+    def _branches(self) -> None:
+        if not self.manager.branches:
+            raise StateError("not possible here", code=ErrorCode.UNSUPPORTED)
 
     async def rollback(self) -> None:
         self._alive()
@@ -344,8 +399,10 @@ class FakeManager:
         self.failures: list[OmniError | Exception] = []
         self.images: list[Any] = []
         self.health_report = FakeHealth()
+        self.branches = True
         self.release_fails = False
         self.release_takes = 3
+        self.answer_takes = 3
         self.commits_although_cancelled = False
         self.ticks_started = 0
         self.ticks_settled = 0
@@ -364,6 +421,7 @@ class FakeManager:
     def release(self, ticks: int | None = None) -> None:
         """Let all ticks (or the next few) run."""
         if ticks is None:
+            self._permits = 0
             self._open.set()
         else:
             self._permits += ticks

@@ -16,7 +16,7 @@ import pytest
 from realtime_omni.errors import TickError
 from realtime_omni_protocols.world import WireState
 from server.fakes import FakeManager
-from server.wire import Client, make_hub, type_of
+from server.wire import Client, eventually, make_hub, type_of
 
 
 class Walk:
@@ -31,18 +31,21 @@ class Walk:
         self.client = Client(self.hub)
         self.messages: dict[int, Any] = {}
         self.event_id = -1
+        self.unanswered: list[int] = []
         self.pings = 0
 
     async def run(self, steps: int) -> None:
         await self.client.start(format=self.format, session_id="s")
         actions = [self.press, self.press, self.tick, self.tick, self.tick, self.ack, self.ack, self.play, self.pause]
-        actions += [self.reset, self.abort, self.fail, self.drop, self.take_over, self.hold]
+        actions += [self.reset, self.rewind, self.fork, self.abort, self.fail, self.drop, self.take_over, self.hold]
         for _ in range(steps):
             await self.random.choice(actions)()
         await self.make_progress()
         self.client.send("session.close")
         await self.client.end()
         self.keep()
+        self.manager.clock.advance(60)  # the grace of branches that nobody opened
+        await eventually(lambda: not self.manager.live)
 
     async def make_progress(self) -> None:
         """Whatever happened: a player who does what the state asks for gets a block when its time has come."""
@@ -68,6 +71,7 @@ class Walk:
     async def press(self) -> None:
         self.event_id += self.random.choice([1, 1, 1, 2])
         self.client.press(self.event_id)
+        self.unanswered.append(self.event_id)
         if self.random.random() < 0.5:
             await self.settle()
 
@@ -90,6 +94,17 @@ class Walk:
     async def reset(self) -> None:
         if self.random.random() < 0.5:
             self.client.send("session.reset", seed=self.random.randrange(100))
+
+    async def rewind(self) -> None:
+        stream = next(iter(self.hub.sessions)).stream
+        self.client.send("session.rewind", chunk_index=max(0, stream.next_chunk - self.random.choice([0, 1, 1, 2, 5])))
+        if self.random.random() < 0.5:
+            await self.settle()
+
+    async def fork(self) -> None:
+        """A branch that nobody opens: it must be gone in the end, and must not disturb its parent."""
+        if self.random.random() < 0.3:
+            self.client.send("session.fork")
 
     async def abort(self) -> None:
         self.client.send("session.abort")
@@ -124,6 +139,14 @@ class Walk:
         last_seq, epoch, displayed = old.last_seq, old.epoch, old.displayed
         await self.client.resume("s", old.token, last_seq, takeover=takeover)
         self.client.epoch, self.client.displayed = epoch, displayed
+        answered = {
+            item.event_id
+            for item in self.messages.values()
+            if not isinstance(item, tuple) and type_of(item) == "event.accepted"
+        }
+        self.unanswered = [event_id for event_id in self.unanswered if event_id not in answered]
+        for event_id in self.unanswered:
+            self.client.press(event_id)
         await self.settle()
         first = next((item for item in self.client.seen if isinstance(item, tuple)), None)
         assert first is None or first[0].key, "the first frame after a resume is a key frame"
@@ -154,18 +177,21 @@ class Walk:
 
     def check(self) -> None:
         assert sorted(self.messages) == list(range(1, len(self.messages) + 1))
-        accepted, settled, frames = set(), [], {}
+        accepted, settled, frames, starts = set(), [], {}, {}
         for _, item in sorted(self.messages.items()):
             if isinstance(item, tuple):
                 frames.setdefault(item[0].epoch, []).append(item[0].frame)
             elif type_of(item) == "event.accepted" and item.status == "accepted":
                 assert item.event_id not in accepted
                 accepted.add(item.event_id)
+            elif type_of(item) == "session.rewound":
+                starts[item.epoch] = item.next_frame
             elif type_of(item) in ("event.applied", "event.discarded"):
                 settled += item.event_ids
         assert sorted(settled) == sorted(accepted)
         for epoch, numbers in frames.items():
-            assert numbers == list(range(len(numbers))), epoch
+            start = starts.get(epoch, 0)
+            assert numbers == list(range(start, start + len(numbers))), epoch
         closed = [i for i in self.messages.values() if not isinstance(i, tuple) and type_of(i) == "session.closed"]
         assert [message.reason for message in closed] == ["client"]
         assert not self.manager.live

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -305,3 +306,27 @@ async def test_events_accepted_while_the_socket_was_dying_are_receipted_after_th
     assert resumed.next_event_id == 2
     assert (await again.until("event.accepted")).event_id == 1
     assert (await again.until("event.applied")).event_ids == (1,)
+
+
+async def test_an_event_whose_first_receipt_was_lost_is_accepted_when_it_comes_again(
+    hub: WorldHub, manager: FakeManager
+) -> None:
+    client = Client(hub)
+    await client.start(session_id="s")
+    await client.block()
+    manager.answer_takes = 50
+    client.press(0)
+    await eventually(lambda: manager.live["s"].pending)
+    client.task.cancel()  # the session has the event, the stream does not know of it yet
+    await asyncio.wait([client.task])
+    manager.hold()
+    back = Client(hub)
+    await back.resume("s", client.token, client.last_seq)
+    back.press(0)
+    back.press(1)
+    for event_id in (0, 1):
+        assert (await back.until("event.accepted", event_id=event_id)).status == "accepted"
+    manager.release()
+    back.send("session.abort")  # the block that began before the second event
+    chunk, _ = await back.block()
+    assert chunk.applied_event_ids == (0, 1)

@@ -133,6 +133,8 @@ class Client:
                 self.terminal = item
             if type(item).__name__ == "SessionResetDone":
                 self.epoch, self.displayed = item.epoch, 0
+            if type(item).__name__ == "SessionRewound":
+                self.epoch, self.displayed = item.epoch, item.next_frame
         else:
             header, payload = unpack_frame(data)
             item, seq = (header, bytes(payload)), header.seq

@@ -7,7 +7,7 @@ const STARTED: Loose = {
   type: "session.started", seq: 1, session_id: "s1", resume_token: "t1", model: "tiny", prompt: "a maze", seed: 7, format: "jpeg",
   codec: null, width: 4, height: 4, fps: 10, frames_per_block: 3, cadence: "paced", lead_frames: 3,
   limits: { max_pending_events: 8, max_message_bytes: 65536, max_events_per_s: 50, grace_s: 30, stall_timeout_s: 60, horizon_frames: null },
-  controls: [], prompts: [], starts: [], next_event_id: 0,
+  controls: [], prompts: [], starts: [], next_event_id: 0, can_fork: true, oldest_rewind: 0,
 };
 const RESUMED: Loose = {
   type: "session.resumed", session_id: "s1", resume_token: "t2", replayed_from: 2, state: "playing", epoch: 0, next_frame: 0,
@@ -15,7 +15,7 @@ const RESUMED: Loose = {
 };
 const chunk = (seq: number, index: number, extra: Loose = {}): Loose => ({
   type: "chunk", seq, epoch: 0, chunk_index: index, first_frame: index * 3, frames: 3, applied_event_ids: [], prompt: "a maze",
-  timings_ms: { tick: 1, encode: 1, wait: 0 }, kv: { pages_used: 1, pages_total: 2 }, ...extra,
+  timings_ms: { tick: 1, encode: 1, wait: 0 }, kv: { pages_used: 1, pages_total: 2 }, oldest_rewind: 0, ...extra,
 });
 
 function frameBytes(seq: number, frame: number, epoch = 0): ArrayBuffer {
@@ -95,6 +95,38 @@ describe("the machine", () => {
     expect(machine.displayed(old)).toBe(false);
     expect(machine.ack()).toEqual({ type: "session.ack", seq: 6, displayed: 0, epoch: 1 });
     expect([machine.prompt, machine.seed]).toEqual(["a garden", 9]);
+  });
+
+  it("goes back: counts on from the frame that the rewind names, and not with frames of before", () => {
+    const machine = started();
+    tell(machine, chunk(2, 0));
+    for (const frame of [0, 1, 2]) machine.receiveBinary(frameBytes(3 + frame, frame));
+    tell(machine, chunk(6, 1));
+    const old = [3, 4, 5].map((frame) => machine.receiveBinary(frameBytes(4 + frame, frame)))[2]!;
+    expect(machine.rewind(1)).toEqual({ type: "session.rewind", chunk_index: 1 });
+    tell(machine, { type: "session.rewound", seq: 10, epoch: 1, chunk_index: 1, next_frame: 3, prompt: "a garden", oldest_rewind: 1 });
+    expect(machine.displayed(old)).toBe(false);
+    expect(machine.ack()).toEqual({ type: "session.ack", seq: 10, displayed: 3, epoch: 1 });
+    expect([machine.prompt, machine.oldestRewind, machine.chunkIndex]).toEqual(["a garden", 1, 0]);
+    tell(machine, chunk(11, 1, { epoch: 1 }));
+    expect(machine.displayed(machine.receiveBinary(frameBytes(12, 3, 1)))).toBe(true);
+  });
+
+  it("makes a branch that is opened by a resume and has event ids of its own", () => {
+    const machine = started();
+    machine.event({ prompt: "on its way" });
+    const forked = tell(machine, {
+      type: "session.forked", seq: 2, session_id: "s2", resume_token: "b1", grace_s: 30, epoch: 0, chunk_index: 4, next_frame: 12,
+      prompt: "a maze", seed: 7, next_event_id: 0, oldest_rewind: 1,
+    }) as Extract<ServerMessage, { type: "session.forked" }>;
+    const branch = machine.branch(forked);
+    expect(branch.resume()).toEqual({ type: "session.resume", session_id: "s2", resume_token: "b1", last_seq: 1 });
+    tell(branch, { ...RESUMED, session_id: "s2", next_frame: 12 });
+    expect(branch.phase).toBe("live");
+    expect(branch.event({ prompt: "x" }).eventId).toBe(1);
+    expect(branch.ack()).toEqual({ type: "session.ack", seq: 1, displayed: 12, epoch: 0 });
+    expect(branch.unansweredEvents()).toHaveLength(1);
+    expect(machine.lastSeq).toBe(2);
   });
 
   it("resumes with the newest token and the last number, and takes the rest of a chunk", () => {

@@ -116,7 +116,7 @@ describe("the key subprotocol", () => {
 });
 
 describe("every code of the protocol", () => {
-  const section = read("world.md").split("## 7. Error codes")[1]!.split("The list is closed")[0]!;
+  const section = read("world.md").split("## 8. Error codes")[1]!.split("The list is closed")[0]!;
   it.each([...section.matchAll(/`([a-z_]+)`/g)].map((match) => match[1]!))("has a sentence: %s", (code) => {
     expect(TEXTS[code]?.text).toMatch(/^[A-Z].*[.)]$/);
   });

@@ -35,6 +35,7 @@ from realtime_omni_protocols.world_messages import (
     SessionRecovered,
     SessionResetDone,
     SessionResumed,
+    SessionRewound,
     SessionStarted,
 )
 from realtime_omni_protocols.world_table import LIVE
@@ -93,10 +94,18 @@ class StartOptions:
 class WorldLink:
     """One session's connection. `run` is its task."""
 
-    def __init__(self, connector: Connector, options: StartOptions, reconnect: Reconnect, rng: random.Random) -> None:
+    def __init__(
+        self,
+        connector: Connector,
+        options: StartOptions,
+        reconnect: Reconnect,
+        rng: random.Random,
+        side: WorldClientSide | None = None,
+    ) -> None:
+        """``side``: of a session that exists (a branch), which is resumed instead of started."""
         self.connector = connector
         self.options = options
-        self.side = WorldClientSide()
+        self.side = WorldClientSide() if side is None else side
         self.changed = asyncio.Event()
         self.started: asyncio.Future[SessionStarted] = asyncio.get_running_loop().create_future()
         self.chunks: deque[WorldChunk] = deque()
@@ -107,7 +116,7 @@ class WorldLink:
         self.failure: SessionFailedError | None = None
         self.ask_error: RefusedError | None = None
         self.ended: WorldError | None = None
-        self.displayed = 0
+        self.displayed = self.side.next_frame
         self.dropped = self.notices_dropped = 0
         self._reconnect = reconnect
         self._rng = rng
@@ -235,6 +244,8 @@ class WorldLink:
 
     async def _after_resume(self) -> None:
         self._new_decoder()
+        if self.side.started is not None:
+            _resolve(self.started, self.side.started)
         await self.acknowledge()
         for text, repeat, _ in list(self.requests.values()):
             if repeat:
@@ -244,8 +255,7 @@ class WorldLink:
         match message:
             case SessionStarted():
                 self._new_decoder()
-                if not self.started.done():
-                    self.started.set_result(message)
+                _resolve(self.started, message)
             case ErrorMessage():
                 self._error(message)
             case EventAccepted(event_id=event_id):
@@ -267,9 +277,9 @@ class WorldLink:
             case SessionRecovered():
                 self.failure = None
             case SessionResetDone():
-                self.dropped += len(self.chunks)
-                self.chunks.clear()
-                self.failure, self.displayed = None, 0
+                self._new_epoch(0)
+            case SessionRewound():
+                self._new_epoch(message.next_frame)
             case _:
                 pass
         key = getattr(message, "re", None)
@@ -280,6 +290,11 @@ class WorldLink:
                 self.notices.popleft()
                 self.notices_dropped += 1
             self.notices.append(message)
+
+    def _new_epoch(self, first_frame: int) -> None:
+        self.dropped += len(self.chunks)
+        self.chunks.clear()
+        self.failure, self.displayed = None, first_frame
 
     def _error(self, error: ErrorMessage) -> None:
         refused = RefusedError(error.message, code=error.code, path=error.path)

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Self
 
 from realtime_omni_protocols.errors import LocalError, WireCode, WireError
-from realtime_omni_protocols.world import WireState
+from realtime_omni_protocols.world import WireState, WorldClientSide
 from realtime_omni_protocols.world_messages import (
     PATH,
     AnyServerMessage,
@@ -32,9 +32,11 @@ from realtime_omni_protocols.world_messages import (
     EventAccepted,
     Format,
     SessionClosed,
+    SessionForked,
     SessionMessage,
     SessionRecovered,
     SessionResetDone,
+    SessionRewound,
     SessionStarted,
 )
 from realtime_omni_protocols.world_table import LIVE
@@ -67,7 +69,9 @@ class WorldClient:
         reconnect: Reconnect = DEFAULT_RECONNECT,
         timeout_s: float = 30.0,
         rng: random.Random | None = None,
+        side: WorldClientSide | None = None,
     ) -> None:
+        self._side = side
         self._connector = connector
         self._start_options = options
         self._reconnect = reconnect
@@ -109,9 +113,14 @@ class WorldClient:
 
     async def __aenter__(self) -> Self:
         """Connect and start the session: `ConnectError`, `StartRefusedError` or a started session."""
+        if self._side is None or self._task is None:  # a branch is connected already
+            await self._connect()
+        return self
+
+    async def _connect(self) -> None:
         if self._task is not None:
             raise LocalError("a WorldClient is used once")
-        self._link = WorldLink(self._connector, self._start_options, self._reconnect, self._rng)
+        self._link = WorldLink(self._connector, self._start_options, self._reconnect, self._rng, self._side)
         self._task = asyncio.create_task(self._link.run(), name="realtime_omni world client")
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -122,7 +131,6 @@ class WorldClient:
         except BaseException:
             await self._stop()
             raise
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
@@ -269,6 +277,41 @@ class WorldClient:
         )
         assert isinstance(answer, SessionResetDone)
         return answer
+
+    async def fork(self, session_id: str | None = None) -> Self:
+        """A branch: another session that goes on from this one's last committed chunk, as a client of its own.
+
+        The branch is connected already and has to be closed (``async with await world.fork() as branch`` does). It is what
+        this session is, events that wait excepted; neither disturbs the other from then on.
+        `RefusedError`: ``unsupported`` (the model's sessions cannot be forked), ``capacity``, ``session_exists``.
+        """
+        answer = await self._request(lambda: self._live.side.fork(session_id))
+        assert isinstance(answer, SessionForked)
+        branch = type(self)(
+            self._connector,
+            self._start_options,
+            reconnect=self._reconnect,
+            timeout_s=self._timeout_s,
+            rng=self._rng,
+            side=self._live.side.branch(answer),
+        )
+        await branch._connect()
+        return branch
+
+    async def rewind(self, chunk_index: int) -> SessionRewound:
+        """Go back to the moment when ``chunk_index`` was the next chunk (a new epoch); the same events give the same chunks.
+
+        Chunks that nobody took yet are dropped, events that wait are discarded (reason ``rewind``).
+        `RefusedError`: ``not_retained`` (see `oldest_rewind`), ``invalid_argument`` (still to come), ``unsupported``.
+        """
+        answer = await self._request(lambda: self._live.side.rewind(chunk_index))
+        assert isinstance(answer, SessionRewound)
+        return answer
+
+    @property
+    def oldest_rewind(self) -> int | None:
+        """The smallest chunk that `rewind` can go back to, as of the last chunk; None: neither rewind nor fork."""
+        return self._live.side.oldest_rewind
 
     async def abort(self) -> int | None:
         """Abort the block in flight: its index, or None when nothing ran."""

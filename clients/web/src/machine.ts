@@ -4,7 +4,7 @@
 
 import {
   HELD_KEYS_SCHEMA, parseFrame, parseMessage, ProtocolError, seqOf,
-  type ClientMessage, type Control, type FailureAction, type Format, type Frame, type ServerMessage, type Started,
+  type ClientMessage, type Control, type FailureAction, type Forked, type Format, type Frame, type ServerMessage, type Started,
 } from "./protocol";
 
 export type Phase = "idle" | "starting" | "live" | "paused" | "failed" | "detached" | "resuming" | "closed";
@@ -32,6 +32,7 @@ export class WorldMachine {
   acceptedEvents = 0;
   appliedEvents = 0;
   can: FailureAction[] = [];
+  oldestRewind: number | null = null; // the smallest chunk that a rewind can go back to; null: neither rewind nor fork
   private token = "";
   private nextEventId = 0;
   private readonly unanswered = new Map<number, ClientMessage>(); // events that were not accepted or refused yet, in order
@@ -88,6 +89,31 @@ export class WorldMachine {
     return { type: "session.reset", ...options };
   }
 
+  fork(): ClientMessage {
+    this.need("live", "paused", "failed");
+    return { type: "session.fork" };
+  }
+
+  /** To the moment when `chunkIndex` was the next chunk. */
+  rewind(chunkIndex: number): ClientMessage {
+    this.need("live", "paused", "failed");
+    return { type: "session.rewind", chunk_index: chunkIndex };
+  }
+
+  /** The machine of a branch: it waits for a connection that resumes it. */
+  branch(forked: Forked): WorldMachine {
+    const { session_id, resume_token, prompt, seed, oldest_rewind } = forked;
+    // Ids that this machine has used may be unknown to the server yet.
+    const next_event_id = Math.max(forked.next_event_id, this.nextEventId);
+    const twin = new WorldMachine();
+    twin.adopt({ ...this.session!, session_id, resume_token, prompt, seed, next_event_id, oldest_rewind, format: this.format, codec: this.codec });
+    twin.phase = "detached";
+    twin.lastSeq = 1; // stands for the session.forked
+    twin.epoch = forked.epoch;
+    twin.received = twin.shown = forked.next_frame;
+    return twin;
+  }
+
   command(type: "session.pause" | "session.resume_play" | "session.abort" | "session.rollback" | "session.close"): ClientMessage {
     this.need("live", "paused", "failed");
     return { type };
@@ -136,7 +162,7 @@ export class WorldMachine {
   save(): Saved | null {
     if (!this.session || this.phase === "closed") return null;
     const { lastSeq, epoch, received, framesDue, nextEventId } = this;
-    const started = { ...this.session, resume_token: this.token, prompt: this.prompt || null, seed: this.seed };
+    const started = { ...this.session, resume_token: this.token, prompt: this.prompt || null, seed: this.seed, oldest_rewind: this.oldestRewind };
     return { started, lastSeq, epoch, received, framesDue, nextEventId, unanswered: [...this.unanswered] };
   }
 
@@ -179,6 +205,15 @@ export class WorldMachine {
     this.prompt = started.prompt ?? "";
     this.seed = started.seed;
     this.nextEventId = started.next_event_id;
+    this.oldestRewind = started.oldest_rewind;
+  }
+
+  private newEpoch(message: { epoch: number; prompt: string | null }, frame: number): void {
+    this.epoch = message.epoch;
+    this.prompt = message.prompt ?? "";
+    this.received = this.shown = frame;
+    if (this.phase === "failed") this.phase = "live";
+    this.can = [];
   }
 
   private move(message: ServerMessage): void {
@@ -208,6 +243,7 @@ export class WorldMachine {
         if (this.framesDue > 0) throw new ProtocolError("frames of the last chunk are missing", "$");
         this.framesDue = message.latent_shape ? 1 : message.frames;
         this.chunkIndex = message.chunk_index;
+        this.oldestRewind = message.oldest_rewind;
         this.prompt = message.prompt ?? "";
         return;
       case "session.paused":
@@ -217,13 +253,13 @@ export class WorldMachine {
         this.phase = "live";
         return;
       case "session.reset_done":
-        this.epoch = message.epoch;
-        this.prompt = message.prompt ?? "";
         this.seed = message.seed;
-        this.received = this.shown = 0;
-        if (this.phase === "failed") this.phase = "live";
-        this.can = [];
-        return;
+        this.oldestRewind = this.oldestRewind === null ? null : 0;
+        return this.newEpoch(message, 0);
+      case "session.rewound":
+        this.oldestRewind = message.oldest_rewind;
+        this.chunkIndex = message.chunk_index > 0 ? message.chunk_index - 1 : null;
+        return this.newEpoch(message, message.next_frame);
       case "session.failed":
         this.phase = "failed";
         this.can = message.can;

@@ -35,6 +35,8 @@ export const CODES: Record<string, { text: string; actions?: Action[] }> = {
   tick_failed: { text: "The model failed to produce the next block." },
   aborted: { text: "The block was aborted." },
   horizon: { text: "The world has reached the longest walk that this model allows." },
+  not_retained: { text: "That moment is too long ago: the world can't go back so far." },
+  unsupported: { text: "This model can't do that." },
   capacity: { text: "All places on the server are taken. Try again when someone leaves.", actions: ["retry"] },
   unauthorized: { text: "The server wants an API key.", actions: ["key"] },
   origin_refused: { text: "The server does not accept this page's address. Open it under the server's own address, or allow this origin." },

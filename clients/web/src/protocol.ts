@@ -27,6 +27,8 @@ export type ClientMessage =
   | { type: "session.event"; id?: string; event_id: number; prompt?: string; controls?: Control[] }
   | { type: "session.ack"; id?: string; seq: number; displayed: number; epoch: number }
   | { type: "session.reset"; id?: string; prompt?: string; seed?: number; image?: string; start?: string }
+  | { type: "session.fork"; id?: string; session_id?: string }
+  | { type: "session.rewind"; id?: string; chunk_index: number }
   | { type: "session.next" | "session.pause" | "session.resume_play" | "session.abort" | "session.rollback" | "session.close";
       id?: string }
   | { type: "ping"; id?: string; t?: number };
@@ -43,7 +45,7 @@ export interface Started {
   type: "session.started"; seq: number; session_id: string; resume_token: string; model: string; prompt: string | null;
   seed: number; format: Format; codec: string | null; width: number; height: number; fps: number;
   frames_per_block: number; cadence: string; lead_frames: number; limits: Limits; controls: ControlSpec[];
-  prompts: string[]; starts: string[]; next_event_id: number;
+  prompts: string[]; starts: string[]; next_event_id: number; can_fork: boolean; oldest_rewind: number | null;
 }
 export interface Resumed {
   type: "session.resumed"; session_id: string; resume_token: string; replayed_from: number; state: "playing" | "paused" | "failed";
@@ -60,11 +62,19 @@ export interface Timings { tick: number; encode: number; wait: number }
 export interface Kv { pages_used: number; pages_total: number }
 export interface Chunk {
   type: "chunk"; seq: number; epoch: number; chunk_index: number; first_frame: number; frames: number;
-  applied_event_ids: number[]; prompt: string | null; timings_ms: Timings; kv: Kv; latent_shape?: number[];
+  applied_event_ids: number[]; prompt: string | null; timings_ms: Timings; kv: Kv; oldest_rewind: number | null; latent_shape?: number[];
 }
 export interface ChunkAborted { type: "chunk.aborted"; seq: number; chunk_index: number | null }
 export interface Paused { type: "session.paused" | "session.playing"; seq: number }
 export interface ResetDone { type: "session.reset_done"; seq: number; epoch: number; prompt: string | null; seed: number }
+export interface Forked {
+  type: "session.forked"; seq: number; session_id: string; resume_token: string; grace_s: number; epoch: number; chunk_index: number;
+  next_frame: number; prompt: string | null; seed: number; next_event_id: number; oldest_rewind: number | null;
+}
+export interface Rewound {
+  type: "session.rewound"; seq: number; epoch: number; chunk_index: number; next_frame: number; prompt: string | null;
+  oldest_rewind: number | null;
+}
 export interface Failed {
   type: "session.failed"; seq: number; code: string; message: string; chunk_index: number | null; can: FailureAction[];
 }
@@ -78,7 +88,7 @@ export interface ServerError {
 
 export type ConnectionMessage = Hello | Pong | ServerError | Resumed;
 export type SessionMessage =
-  | Started | Accepted | Applied | Discarded | Chunk | ChunkAborted | Paused | ResetDone | Failed | Recovered | Closed;
+  | Started | Accepted | Applied | Discarded | Chunk | ChunkAborted | Paused | ResetDone | Forked | Rewound | Failed | Recovered | Closed;
 export type ServerMessage = ConnectionMessage | SessionMessage;
 
 // ---------------------------------------------------------------------------------------------------- field tables
@@ -86,7 +96,7 @@ export type ServerMessage = ConnectionMessage | SessionMessage;
 const CODES = [
   "bad_message", "unsupported_version", "unsupported_format", "model_unknown", "prompt_unknown", "control_invalid", "schema_unknown",
   "image_invalid", "invalid_argument", "event_conflict", "stale", "queue_full", "session_exists", "session_not_found", "session_gone",
-  "session_busy", "session_state", "session_failed", "tick_failed", "aborted", "horizon", "capacity", "unauthorized", "origin_refused",
+  "session_busy", "session_state", "session_failed", "tick_failed", "aborted", "horizon", "not_retained", "unsupported", "capacity", "unauthorized", "origin_refused",
   "rate_limited", "message_too_large", "handshake_timeout", "stalled", "resume_refused", "shutdown", "internal",
 ];
 const U32 = 2 ** 32 - 1;
@@ -122,22 +132,29 @@ const TABLES: Record<ServerMessage["type"], Table> = {
     seq, session_id: sessionId, resume_token: token, model: name, prompt: nullable(prompt), seed: int(), format,
     codec: nullable(name), width: pixels, height: pixels, fps: num(0, 240, { above: true }), frames_per_block: frames,
     cadence: oneOf(["paced", "on_demand"]), lead_frames: int(), limits, controls: list(controlSpec), prompts: list(prompt),
-    starts: list(name), next_event_id: int(0, MAX_INTEGER + 1),
+    starts: list(name), next_event_id: int(0, MAX_INTEGER + 1), can_fork: bool, oldest_rewind: nullable(u32),
   },
   "event.accepted": {
     seq, event_id: int(), status: oneOf(["accepted", "duplicate", "discarded"]), pending: int(), "prompt?": prompt,
   },
   "event.applied": { seq, event_ids: eventIds, chunk_index: u32, first_frame: int() },
-  "event.discarded": { seq, event_ids: eventIds, reason: oneOf(["reset", "closed"]) },
+  "event.discarded": { seq, event_ids: eventIds, reason: oneOf(["reset", "rewind", "closed"]) },
   chunk: {
     seq, epoch: u32, chunk_index: u32, first_frame: int(), frames, applied_event_ids: increasing(list(int(), 0, 4_096)),
     prompt: nullable(prompt), timings_ms: record({ tick: ms, encode: ms, wait: ms }),
-    kv: record({ pages_used: int(), pages_total: int() }), "latent_shape?": list(pixels, 1, 8),
+    kv: record({ pages_used: int(), pages_total: int() }), oldest_rewind: nullable(u32), "latent_shape?": list(pixels, 1, 8),
   },
   "chunk.aborted": { seq, chunk_index: nullable(u32) },
   "session.paused": { seq },
   "session.playing": { seq },
   "session.reset_done": { seq, epoch: u32, prompt: nullable(prompt), seed: int() },
+  "session.forked": {
+    seq, session_id: sessionId, resume_token: token, grace_s: seconds, epoch: u32, chunk_index: u32, next_frame: int(),
+    prompt: nullable(prompt), seed: int(), next_event_id: int(0, MAX_INTEGER + 1), oldest_rewind: nullable(u32),
+  },
+  "session.rewound": {
+    seq, epoch: u32, chunk_index: u32, next_frame: int(), prompt: nullable(prompt), oldest_rewind: nullable(u32),
+  },
   "session.failed": { seq, code, message: text, chunk_index: u32, can: list(oneOf(["rollback", "reset", "close"])) },
   "session.recovered": { seq, chunk_index: u32 },
   "session.closed": {
