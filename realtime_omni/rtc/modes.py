@@ -66,7 +66,7 @@ def step_rule(settings: Settings, previous: Previous, delays: Sequence[int]) -> 
     if len(modes) != 1:
         raise ValueError("rows of one batch must resolve to one mode")
     mode = modes.pop()
-    left = [int(length) for length in previous.length]
+    left = previous.length
     ends = [soft_end(settings, delay, horizon, n) for delay, n in zip(delays, left, strict=True)]
     device = previous.actions.device
     if mode in (Mode.NONE, Mode.ENSEMBLE) or not any(left):

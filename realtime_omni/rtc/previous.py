@@ -21,22 +21,22 @@ def remaining(chunk: Tensor, start_tick: int, tick: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Previous:
-    """``actions`` [B, H, A]: the old chunk's remaining actions, zero where none are left; ``length`` [B] long: how many are."""
+    """``actions`` [B, H, A]: the old chunk's remaining actions, zero where none are left; ``length``: how many are, per row."""
 
     actions: Tensor
-    length: Tensor
+    length: tuple[int, ...]
 
     @staticmethod
     def of(rows: Sequence[Tensor | None], horizon: int, action_dim: int) -> Previous:
         """From each row's remaining actions [n, A'], A' <= action_dim, or None; what lies beyond the horizon is cut."""
         actions = torch.zeros(len(rows), horizon, action_dim)
-        length = torch.zeros(len(rows), dtype=torch.long)
+        length = [0] * len(rows)
         for row, left in enumerate(rows):
             if left is not None:
                 kept = left[:horizon]
                 actions[row, : len(kept), : kept.shape[1]] = kept
                 length[row] = len(kept)
-        return Previous(actions, length)
+        return Previous(actions, tuple(length))
 
     def to(self, device: torch.device | str) -> Previous:
-        return Previous(self.actions.to(device), self.length.to(device))
+        return Previous(self.actions.to(device), self.length)

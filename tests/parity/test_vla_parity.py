@@ -5,6 +5,7 @@ Each golden folder is a checkpoint as lerobot saved it (tiny dimensions, random 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +19,13 @@ from realtime_omni.models.common.vla.attention import DensePrefixAttention
 from realtime_omni.models.common.vla.flow import integrate
 from realtime_omni.models.common.vla.network import PolicyInputs, encode, picture_features, sample
 from realtime_omni.models.common.vla.policy import LoadOptions, Policy
+from realtime_omni.models.common.vla.weights import match_names
 from realtime_omni.models.pi0.loader import load_lerobot as load_pi0
+from realtime_omni.models.pi0.loader import names as pi0_names
+from realtime_omni.models.pi0.network import Pi0Config, Pi0Network
+from realtime_omni.models.smolvla.loader import NAMES as SMOLVLA_NAMES
 from realtime_omni.models.smolvla.loader import load_lerobot as load_smolvla
-from realtime_omni.models.smolvla.network import SmolVLANetwork
+from realtime_omni.models.smolvla.network import SmolVLAConfig, SmolVLANetwork
 from realtime_omni.rtc.modes import Mode, Settings, step_rule
 from realtime_omni.rtc.previous import Previous
 from realtime_omni.rtc.weights import Schedule
@@ -145,3 +150,24 @@ def test_guided_chunks_equal_the_references(case: Case, schedule: Schedule) -> N
     actions = sample(network, encode(network, case.inputs()), case.trace["noise"], rule=rule)
     theirs = case.trace[f"rtc.{schedule}.actions"]
     assert difference(actions[:, :, : theirs.shape[2]], theirs) <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["pi0", "pi05", "smolvla"])
+def test_published_sizes_have_exactly_the_names_and_shapes_that_lerobot_stores(family: str) -> None:
+    """``make_vla_names.py`` wrote them; nothing is allocated. pi0.5's unused head aside, no name is left over or missing."""
+    stored: dict[str, tuple[int, ...]] = {}
+    for key, layers in json.loads((GOLDEN / "names.json").read_text())[family].items():
+        name, shape = key.split(" ", 1)
+        for layer in layers or [0]:
+            stored[name.replace("*", str(layer))] = tuple(json.loads(shape))
+    with torch.device("meta"):
+        network: torch.nn.Module
+        if family == "smolvla":
+            network, names = SmolVLANetwork(SmolVLAConfig()), SMOLVLA_NAMES
+        else:
+            network, names = Pi0Network(Pi0Config(adaptive=family == "pi05")), pi0_names(family == "pi05")
+    wanted = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+    found = match_names(stored, names, wanted, "names.json")
+    assert found.keys() == wanted.keys()
+    unused = {names.of(name) for name in stored} - found.keys()
+    assert all("lm_head" in name or name.endswith("_model.norm.weight") for name in unused)

@@ -31,7 +31,7 @@ def test_what_remains_of_a_chunk_starts_at_the_tick() -> None:
 
 def test_previous_pads_with_zeros_and_counts_what_is_real() -> None:
     previous = Previous.of([torch.ones(2, 3), None, torch.ones(9, 4)], horizon=4, action_dim=4)
-    assert previous.length.tolist() == [2, 0, 4]
+    assert previous.length == (2, 0, 4)
     assert previous.actions[0].tolist() == [[1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
     assert not previous.actions[1].any()
 

@@ -105,15 +105,18 @@ def load_lerobot(folder: Path, options: LoadOptions) -> Policy:
         min_period=config.min_period,
         max_period=config.max_period,
     )
+    lerobot.refuse_old_layout(shapes_in(folder / WEIGHTS))
+    network = _network(folder, dims, options)
     processing, sources = lerobot.make_processing(
         folder,
         config,
         options,
         image_size=geometry.vision.image_size,
+        vocabulary=network.config.vocabulary,
         fit=Fit.CENTRED,
         form=PromptForm.STATE if adaptive else PromptForm.LINE,
     )
-    return Policy(config.type, _network(folder, dims, options), processing, sources)
+    return Policy(config.type, network, processing, sources)
 
 
 def load_openpi(folder: Path, options: LoadOptions, robot: openpi.Robot) -> Policy:
@@ -135,17 +138,19 @@ def load_openpi(folder: Path, options: LoadOptions, robot: openpi.Robot) -> Poli
         action_dim=config.action_dim,
         prompt_tokens=prompt_tokens,
     )
+    network = _network(folder, dims, options)
     processing, sources = openpi.make_processing(
         folder,
         options,
         robot,
         image_size=geometry.vision.image_size,
+        vocabulary=network.config.vocabulary,
         form=PromptForm.STATE if adaptive and robot.discrete_state else PromptForm.CLEAN_LINE,
         quantiles=adaptive,
         prompt_tokens=prompt_tokens,
         padded_dim=config.action_dim,
     )
-    return Policy("pi05" if adaptive else "pi0", _network(folder, dims, options), processing, sources)
+    return Policy("pi05" if adaptive else "pi0", network, processing, sources)
 
 
 def _geometry(folder: Path, language: str, expert: str, image_size: int) -> Geometry:

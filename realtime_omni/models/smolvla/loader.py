@@ -91,10 +91,18 @@ def load_lerobot(folder: Path, options: LoadOptions) -> Policy:
         min_period=config.min_period,
         max_period=config.max_period,
     )
+    lerobot.refuse_old_layout(shapes_in(folder / WEIGHTS))
+    network = _network(folder, dims, options)
     processing, sources = lerobot.make_processing(
-        folder, config, options, image_size=geometry.vision.image_size, fit=Fit.TOP_LEFT, form=PromptForm.LINE
+        folder,
+        config,
+        options,
+        image_size=geometry.vision.image_size,
+        vocabulary=network.config.vocabulary,
+        fit=Fit.TOP_LEFT,
+        form=PromptForm.LINE,
     )
-    return Policy("smolvla", _network(folder, dims, options), processing, sources)
+    return Policy("smolvla", network, processing, sources)
 
 
 def _published(config: LeRobotSmolVLA) -> Geometry:

@@ -282,3 +282,21 @@ def test_dtype_is_the_options(tmp_path: Path) -> None:
     policy = load(checkpoints.copy("pi0", tmp_path), LoadOptions(dtype=torch.bfloat16))
     assert {p.dtype for p in policy.network.parameters()} == {torch.bfloat16}  # type: ignore[attr-defined]
     assert not any(p.requires_grad for p in policy.network.parameters())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_old_checkpoint_is_told_how_to_become_a_new_one(tmp_path: Path, family: str) -> None:
+    folder = checkpoints.copy(family, tmp_path)
+    old = {"normalize_inputs.buffer_observation_state.mean": torch.zeros(6)}
+    checkpoints.edit_weights(folder, lambda stored: stored.update(old))
+    with pytest.raises(ConfigError, match="migrate_policy_normalization"):
+        load(folder)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_networks_own_names_load_too(tmp_path: Path, family: str) -> None:
+    """What a training run of ours saves: ``state_dict`` beside the same JSON files."""
+    folder = checkpoints.copy(family, tmp_path)
+    expected = load(folder)
+    save_file(expected.network.state_dict(), folder / "model.safetensors")  # type: ignore[attr-defined]
+    assert torch.equal(chunk(load(folder)), chunk(expected))

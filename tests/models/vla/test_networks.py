@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.vla import tiny
-from realtime_omni.models.common.vla.attention import DensePrefixAttention, Prefix, PrefixKV
+from realtime_omni.models.common.vla.attention import DensePrefixAttention, Prefix, PrefixKV, attend
 from realtime_omni.models.common.vla.network import FlowNetwork, PolicyInputs, encode, sample
 from realtime_omni.rtc.rules import Guided, Jacobian, TrainedPrefix
 
@@ -17,6 +17,39 @@ from realtime_omni.rtc.rules import Guided, Jacobian, TrainedPrefix
 @pytest.fixture(scope="module", params=tiny.FAMILIES)
 def network(request: pytest.FixtureRequest) -> FlowNetwork:
     return tiny.network(request.param)
+
+
+PAGE = 4
+
+
+class Paged:
+    """A prefix in pages of a shared pool, in any order, as a serving engine keeps it; one row."""
+
+    def __init__(self, kv: PrefixKV) -> None:
+        self.lengths = kv.lengths
+        count = -(-int(self.lengths) // PAGE)
+        self.table = torch.randperm(count + 3, generator=torch.Generator().manual_seed(0))[:count]
+        self.pools = [tuple(self._pool(t, count) for t in layer) for layer in zip(kv.keys, kv.values, strict=True)]
+
+    def _pool(self, tensor: Tensor, count: int) -> Tensor:
+        pool = torch.full((count + 3, PAGE, *tensor.shape[2:]), 1e4)  # what other sessions left there
+        tokens = torch.full((count * PAGE, *tensor.shape[2:]), 1e4)
+        tokens[: tensor.shape[1]] = tensor[0]
+        pool[self.table] = tokens.unflatten(0, (count, PAGE))
+        return pool
+
+    def _history(self, layer: int) -> tuple[Tensor, Tensor]:
+        k, v = (pool[self.table].flatten(0, 1)[None, : int(self.lengths)] for pool in self.pools[layer])
+        return k, v
+
+    def joint(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tensor:
+        keys, values = self._history(layer)
+        mask = torch.ones(1, q.shape[1], keys.shape[1] + k.shape[1], dtype=torch.bool)
+        mask[..., keys.shape[1] :] = mask[..., keys.shape[1] :].tril() if causal else True
+        return attend(q, torch.cat((keys, k), 1), torch.cat((values, v), 1), mask)
+
+    def cross(self, layer: int, q: Tensor) -> Tensor:
+        return attend(q, *self._history(layer))
 
 
 def gap(a: Tensor, b: Tensor) -> float:
@@ -67,6 +100,14 @@ def test_several_noise_samples_share_one_prefix(network: FlowNetwork) -> None:
     together = sample(network, kv, noise)
     for index in range(3):
         assert gap(sample(network, kv, noise[index : index + 1])[0], together[index]) <= 1e-6
+
+
+def test_a_prefix_in_pages_serves_as_well_as_a_dense_one(network: FlowNetwork) -> None:
+    kv = encode(network, tiny.row(1, (True, False, True)))
+    dense, paged = DensePrefixAttention(kv), Paged(kv)
+    for t in (1.0, 0.3):
+        ours = network.denoise_step(tiny.noise(), torch.tensor([t]), paged)
+        assert gap(ours, network.denoise_step(tiny.noise(), torch.tensor([t]), dense)) <= 1e-6
 
 
 def test_nothing_is_kept_between_calls(network: FlowNetwork) -> None:

@@ -40,6 +40,7 @@ def processing(relative: tuple[bool, ...] | None = None, form: PromptForm = Prom
         prompt=form,
         prompt_tokens=60,
         tokenizer=Letters(),
+        vocabulary=128,
         state=normalizer(3, 1.0),
         action=normalizer(3, 0.5),
         state_channels=3,
@@ -79,6 +80,7 @@ def test_one_row_is_normalised_padded_and_masked() -> None:
         ({"top": PICTURE}, STATE[None], "go", "state"),
         ({"top": PICTURE}, np.asarray([0, np.inf, 0], np.float32), "go", "state"),
         ({"top": PICTURE}, STATE, "go" * 40, "prompt"),
+        ({"top": PICTURE}, STATE, "größer", "prompt"),
     ],
 )
 def test_a_bad_observation_is_refused_at_its_field(

@@ -7,7 +7,7 @@ A processor step that is not known here is refused: skipping one would change th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ from realtime_omni.models.common.vla.processing import Processing
 from realtime_omni.models.common.vla.prompts import PromptForm, load_tokenizer
 from realtime_omni.models.common.vla.relative import relative_mask
 
+OLD_STATISTICS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
 STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
 
 Statistics = dict[str, dict[str, NDArray[np.float32]]]
@@ -110,6 +111,16 @@ def read_config(folder: Path, kind: type[_Config]) -> _Config:
     return _read_json(folder / "config.json", kind)
 
 
+def refuse_old_layout(stored: Iterable[str]) -> None:
+    """Before its processor files LeRobot kept statistics among the weights; such a checkpoint must be migrated first."""
+    if any(name.startswith(OLD_STATISTICS) for name in stored):
+        raise ConfigError(
+            "model.safetensors holds normalisation statistics, as LeRobot stored them before its processor files; convert the "
+            "checkpoint with lerobot's processor/migrate_policy_normalization.py",
+            path="model.safetensors",
+        )
+
+
 def read_processors(folder: Path) -> Processors:
     """Both processor files and the state files they name."""
     steps = _steps(folder, "policy_preprocessor.json")
@@ -140,7 +151,14 @@ def read_processors(folder: Path) -> Processors:
 
 
 def make_processing(
-    folder: Path, config: PolicyConfig, options: LoadOptions, *, image_size: int, fit: Fit, form: PromptForm
+    folder: Path,
+    config: PolicyConfig,
+    options: LoadOptions,
+    *,
+    image_size: int,
+    vocabulary: int,
+    fit: Fit,
+    form: PromptForm,
 ) -> tuple[Processing, dict[str, str]]:
     """The checkpoint's processing and, by feature, where its statistics come from.
 
@@ -171,6 +189,7 @@ def make_processing(
         prompt=form,
         prompt_tokens=processors.prompt_tokens or config.tokenizer_max_length,
         tokenizer=load_tokenizer(options.tokenizer or folder),
+        vocabulary=vocabulary,
         state=state,
         action=action,
         state_channels=state_channels,

@@ -32,7 +32,8 @@ class Processing:
     """How one checkpoint reads observations and writes actions.
 
     ``cameras``: names of the slots in the network's order. ``state_channels`` and ``action_channels``: the robot's;
-    ``state_dim`` and ``action_dim``: the network's padded widths. ``relative``: mask of relative channels, or None.
+    ``state_dim`` and ``action_dim``: the network's padded widths. ``vocabulary``: words the network knows; an id beyond it is
+    refused here, since on a GPU it would end the process. ``relative``: mask of relative channels, or None.
     """
 
     cameras: tuple[str, ...]
@@ -41,6 +42,7 @@ class Processing:
     prompt: PromptForm
     prompt_tokens: int
     tokenizer: Tokenizer
+    vocabulary: int
     state: Normalizer
     action: Normalizer
     state_channels: int
@@ -112,6 +114,12 @@ class Processing:
         if len(ids) > self.prompt_tokens:
             raise ArgumentError(
                 f"prompt: {len(ids)} tokens, at most {self.prompt_tokens} are read",
+                code=ErrorCode.PROMPT_UNKNOWN,
+                path="prompt",
+            )
+        if any(not 0 <= token < self.vocabulary for token in ids):
+            raise ArgumentError(
+                f"prompt: the tokenizer gives ids that the network's {self.vocabulary} words do not have",
                 code=ErrorCode.PROMPT_UNKNOWN,
                 path="prompt",
             )

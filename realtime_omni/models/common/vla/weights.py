@@ -17,6 +17,8 @@ from torch import nn
 
 from realtime_omni.errors import ConfigError
 
+Shapes = Mapping[str, tuple[int, ...]]
+
 LISTED = 20
 """Names per list in a refusal; the rest is counted."""
 
@@ -82,32 +84,27 @@ def load_weights(
     """Fill the network's parameters and move it to ``dtype`` and ``device``.
 
     Raises ConfigError that lists missing and unexpected names and different shapes; the network is then unchanged."""
-    wanted = dict(network.named_parameters())
-    found = _match(shapes_in(path), names, wanted)
-    _refuse_differences(path, found, {name: tuple(p.shape) for name, p in wanted.items()}, shapes_in(path), names)
+    wanted = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+    found = match_names(shapes_in(path), names, wanted, path.name)
     network.to(dtype=dtype, device=device)
     with safe_open(path, "pt") as file, torch.no_grad():
         for name, parameter in network.named_parameters():
             parameter.copy_(file.get_tensor(found[name]))
 
 
-def _match(stored: Mapping[str, tuple[int, ...]], names: Names, wanted: Mapping[str, object]) -> dict[str, str]:
-    """The network's name -> the stored one."""
+def match_names(stored: Shapes, names: Names, wanted: Shapes, file: str) -> dict[str, str]:
+    """The network's name -> the stored one. Raises ConfigError that lists what does not fit."""
     found = {names.of(name): name for name in sorted(stored)}
     for spare, name in names.aliases:
         if spare in found:
             found.setdefault(name, found[spare])
             del found[spare]
-    return {name: key for name, key in found.items() if name in wanted or not names.is_ignored(name)}
+    found = {name: key for name, key in found.items() if name in wanted or not names.is_ignored(name)}
+    _refuse_differences(found, stored, wanted, file)
+    return found
 
 
-def _refuse_differences(
-    path: Path,
-    found: Mapping[str, str],
-    wanted: Mapping[str, tuple[int, ...]],
-    stored: Mapping[str, tuple[int, ...]],
-    names: Names,
-) -> None:
+def _refuse_differences(found: Mapping[str, str], stored: Shapes, wanted: Shapes, file: str) -> None:
     missing = sorted(set(wanted) - set(found))
     unexpected = sorted(found[name] for name in set(found) - set(wanted))
     shapes = [
@@ -121,7 +118,7 @@ def _refuse_differences(
         if items
     ]
     if problems:
-        raise ConfigError(f"{path.name} does not hold this model; " + "; ".join(problems), path=path.name)
+        raise ConfigError(f"{file} does not hold this model; " + "; ".join(problems), path=file)
 
 
 def _listed(items: Sequence[str]) -> str:
