@@ -95,7 +95,7 @@ def _key_matches(facts: RequestFacts, key: str) -> bool:
     expected = key.encode()
     matched = False
     scheme, _, bearer = (facts.authorization or "").partition(" ")
-    if scheme.lower() == "bearer":
+    if scheme.lower() in ("bearer", "api-key"):  # the second is what openpi clients send
         matched |= hmac.compare_digest(bearer.strip().encode("latin-1", "replace"), expected)  # the bytes that came
     for name in facts.subprotocols:
         if name.startswith(KEY_SUBPROTOCOL):

@@ -1,6 +1,6 @@
-"""Pictures that clients send: base64 PNG or JPEG → uint8 RGB array, within limits that are checked before decoding.
+"""Pictures that clients send: PNG or JPEG → uint8 RGB array, within limits that are checked before decoding.
 
-Owns the limits. Runs in the encode pool, never on the event loop. Everything wrong with a picture is ``image_invalid``.
+Owns the limits. Runs in a thread, never on the event loop. Everything wrong with a picture is ``image_invalid``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_BYTES = 4 * 1024 * 1024
 
 
 def decode_image(text: str) -> npt.NDArray[np.uint8]:
-    """Decode to [H, W, 3].
+    """Decode base64 to [H, W, 3].
 
     Raises:
         ArgumentError: ``image_invalid``.
@@ -32,6 +32,17 @@ def decode_image(text: str) -> npt.NDArray[np.uint8]:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise _invalid("image is not base64") from None
+    return read_picture(data)
+
+
+def read_picture(data: bytes | memoryview) -> npt.NDArray[np.uint8]:
+    """Decode a file's bytes to [H, W, 3].
+
+    Raises:
+        ArgumentError: ``image_invalid``.
+    """
+    if len(data) > MAX_BYTES:
+        raise _invalid(f"image is larger than {MAX_BYTES} bytes")
     try:
         from PIL import Image, ImageOps
     except ModuleNotFoundError:

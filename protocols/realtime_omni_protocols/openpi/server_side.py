@@ -156,16 +156,14 @@ class PolicyServerSide:
             raise LocalError(f"no request is under way (turn {self.turn.value})")
         return self._refuse(error)
 
-    def shut_down(self) -> list[Output]:
-        """The server stops. On a coded row, and in a turn of the client, the close frame alone says so."""
+    def end(self, error: PolicyError, close: PolicyClose) -> list[Output]:
+        """The server ends the connection: the error where an answer is owed, and the close. Nothing when it is over."""
         if self.turn is Turn.CLOSED:
             return []
-        busy = self.turn in (Turn.INFER, Turn.RESET)
+        owed = self.turn in (Turn.INFER, Turn.RESET)
         self.turn = Turn.CLOSED
-        close = Close(PolicyClose.SHUTDOWN, PolicyCode.SHUTDOWN.value)
-        if not busy:
-            return [close]
-        return [self._error_frame(PolicyError(PolicyCode.SHUTDOWN, "the server stops")), close]
+        last: list[Output] = [self._error_frame(error)] if owed else []
+        return [*last, Close(close, error.code.value)]
 
     def statistics(self) -> PolicyServerStatistics:
         return PolicyServerStatistics(

@@ -19,6 +19,7 @@ from realtime_omni_protocols.openpi import (
     Close,
     Infer,
     PolicyClientSide,
+    PolicyClose,
     PolicyCode,
     PolicyError,
     PolicyServerError,
@@ -277,10 +278,11 @@ def test_seed_and_steps_are_read_and_taken_out() -> None:
 
 
 def test_a_shutdown_ends_every_connection_and_answers_who_waits() -> None:
+    stopping = PolicyError(PolicyCode.SHUTDOWN, "the server stops")
     for row in Row:
         server, _ = served(row)
-        assert server.shut_down() == [Close(1001, "shutdown")]  # type: ignore[arg-type]
-        assert server.shut_down() == []
+        assert server.end(stopping, PolicyClose.SHUTDOWN) == [Close(PolicyClose.SHUTDOWN, "shutdown")]
+        assert server.end(stopping, PolicyClose.SHUTDOWN) == []
     server, _ = served(Row.OPENPI)
     request(server)
-    assert server.shut_down()[0] == Send("shutdown: the server stops")
+    assert server.end(stopping, PolicyClose.SHUTDOWN)[0] == Send("shutdown: the server stops")
