@@ -70,9 +70,10 @@ def test_a_kept_failure_needs_a_model_that_says_it_can_go_on() -> None:
 
 def test_the_recipe_may_change_window_sink_and_page_size() -> None:
     spec = TinyKVWorld().spec
-    kv = KVSection(sink_frames=0, window_frames=6, page_tokens=3, memory_bytes=1 << 20)
+    kv = KVSection(sink_frames=0, window_frames=6, page_tokens=3, memory_bytes=1 << 20, rewind_blocks=4)
     resolved = kv_spec(Config(model="null", kv=kv, dtype="float64"), spec)
     assert (resolved.sink_frames, resolved.window_frames, resolved.page_tokens, resolved.dtype_bytes) == (0, 6, 3, 8)
+    assert resolved.rewind_blocks == 4
 
 
 @pytest.mark.parametrize("window", [2, 4, 8])

@@ -243,3 +243,14 @@ def test_a_model_without_keys_and_values_costs_what_it_owns():
         replace(spec, requested_sessions=8, model_owned_bytes_per_session=0), available_bytes=1, budget_bytes=1
     )
     assert (free.sessions, free.affordable_pages) == (8, free.managed_pages)
+
+
+def test_every_block_of_rewind_after_the_first_costs_a_block_of_every_session():
+    base = {"requested_sessions": 2, "max_in_flight": 2}
+    one, four = tiny(**base), tiny(**base, rewind_blocks=4)
+    assert four.window.retained_frames == 3 + 3 + 3 * 3
+    assert four.managed_pages(2) == 1 * (2 * (3 + 3 + 3 * 3) + 2 * 3) * 1 + 2 == one.managed_pages(2) + 2 * 3 * 3
+    assert four.required_bytes(2) - one.required_bytes(2) == 2 * 3 * 3 * 8
+    assert plan_capacity(four, available_bytes=four.required_bytes(2) - 1).sessions == 1
+    with pytest.raises(ValueError, match="rewind_blocks"):
+        _ = tiny(rewind_blocks=0).window

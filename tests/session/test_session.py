@@ -225,3 +225,131 @@ def test_the_default_reducer_keeps_the_latest_control_of_each_track() -> None:
     assert {c.track: c.data["value"] for c in prepared.controls} == {"camera": 2, "hand": 1, "light": 9}
     assert prepared.after == prepared.controls
     assert before["camera"].data["value"] == 0
+
+
+# ---------------------------------------------------------------------- a session as a value
+
+
+class Total(LatestWinsReducer):
+    """Adds up the values of everything that it was told."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def prepare(
+        self, current: Mapping[str, ControlInput], events: Sequence[SessionEvent], chunk_index: int
+    ) -> PreparedControls:
+        total = self.total + sum(c.data["value"] for e in events for c in e.controls)
+        return PreparedControls((control("total", total),), carried=(), private=total)
+
+    def commit(self, prepared: PreparedControls) -> None:
+        self.total = prepared.private
+
+    def save(self) -> Any:
+        return self.total
+
+    def load(self, memory: Any) -> None:
+        self.total = memory
+
+
+def loaded(memory: Any) -> Total:
+    reducer = Total()
+    reducer.load(memory)
+    return reducer
+
+
+def walked(chunks: int, **changes: Any) -> Session:
+    """A session whose chunk number i had one event, with id i, prompt p<i> and value i + 1."""
+    s = session(Total(), rewind_blocks=2, **changes)
+    for i in range(chunks):
+        say(s, i, f"p{i}", control("step", i + 1))
+        s.begin_tick(())
+        s.commit_tick()
+    return s
+
+
+def total_of(s: Session) -> int:
+    tick = s.begin_tick(())
+    s.abort_tick()
+    total: int = tick.controls[0].data["value"]
+    return total
+
+
+def test_the_last_boundaries_are_remembered_as_they_were() -> None:
+    s = walked(4)
+    assert [(m.chunk_index, m.prompt, m.memory) for m in s.past] == [(2, "p1", 3), (3, "p2", 6)]
+    assert s.moment(3) is s.past[-1]
+    assert (s.moment(4).prompt, s.moment(4).memory) == ("p3", 10)
+    s.check()
+
+
+def test_a_tick_that_did_not_commit_leaves_no_boundary() -> None:
+    s = walked(1)
+    s.begin_tick(())
+    s.abort_tick()
+    s.begin_tick(())
+    s.fail_tick()
+    assert [m.chunk_index for m in s.past] == [0]
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_rewind_goes_back_in_everything_but_the_floor_and_the_epoch(failed: bool) -> None:
+    s = walked(4)
+    say(s, 9, "later")
+    if failed:
+        s.begin_tick(())
+        s.fail_tick()
+    moment = s.moment(3)
+    assert s.rewind(moment, loaded(moment.memory)) == (9,)
+    assert (s.state, s.chunk_index, s.prompt, s.epoch, s.intake.floor) == (SessionState.ACTIVE, 3, "p2", 1, 9)
+    assert (total_of(s), [m.chunk_index for m in s.past]) == (6, [2])
+    assert say(s, 9, "later") == "discarded"
+    s.check()
+
+
+@pytest.mark.parametrize(("target", "code"), [(1, "not_retained"), (0, "not_retained"), (5, "invalid_argument")])
+def test_a_boundary_that_is_not_retained_is_refused(target: int, code: str) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        walked(4).moment(target)
+    assert (refused.value.code, refused.value.path) == (code, "chunk_index")
+
+
+def test_a_fork_has_the_memory_but_not_the_queue_and_then_a_life_of_its_own() -> None:
+    s = walked(3)
+    say(s, 9, "later")
+    s.begin_tick(())
+    twin = s.fork(SessionId("b"), Generation(2), loaded(s.memento().memory))
+    assert (twin.id, twin.generation, twin.in_flight, twin.intake.pending_count) == ("b", 2, None, 0)
+    assert (twin.chunk_index, twin.prompt, twin.epoch, twin.intake.floor) == (3, "p2", 0, 9)
+    assert (twin.past, twin.journal.lineage, total_of(twin)) == (s.past, s.journal.lineage, 6)
+    s.commit_tick()
+    assert (s.chunk_index, s.prompt, twin.chunk_index, twin.prompt) == (4, "later", 3, "p2")
+    assert twin.journal.lineage != s.journal.lineage
+    for one in (s, twin):
+        one.check()
+
+
+def test_a_reset_forgets_the_past() -> None:
+    s = walked(3)
+    s.begin_reset()
+    assert s.past == ()
+    s.finish_reset(Origin("red"))
+    s.check()
+
+
+def test_without_rewind_the_reducer_is_never_asked_to_save() -> None:
+    class Deaf(LatestWinsReducer):
+        def save(self) -> None:
+            raise AssertionError("asked")
+
+    s = session(Deaf())
+    s.begin_tick(())
+    s.commit_tick()
+    assert s.past == ()
+
+
+def test_a_reducer_without_memory_loads_none_and_nothing_else() -> None:
+    reducer = LatestWinsReducer()
+    reducer.load(reducer.save())
+    with pytest.raises(ArgumentError):
+        reducer.load([])

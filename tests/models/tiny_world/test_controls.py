@@ -137,3 +137,21 @@ def test_the_declared_schemas_describe_what_is_accepted() -> None:
     for control in (held("x"), script([], []), held("w", t_ms=-1)):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(control.to_dict()["data"], by_name[control.schema])
+
+
+def test_held_keys_are_what_a_camera_remembers() -> None:
+    reducer, fresh = CameraReducer(FRAMES), CameraReducer(FRAMES)
+    reduce(reducer, held("l", "w"))
+    assert reducer.save() == ["w", "l"]
+    fresh.load(reducer.save())
+    assert reduce(fresh, commit=False) == reduce(reducer, commit=False) == ["wl", "wl", "wl"]
+    reduce(reducer, held())
+    assert fresh.save() == ["w", "l"], "what was loaded is its own"
+
+
+@pytest.mark.parametrize("memory", [None, {}, "wl", ["x"], [1], [["w"]]], ids=repr)
+def test_what_no_camera_saved_is_not_loaded(memory: Any) -> None:
+    reducer = CameraReducer(FRAMES)
+    with pytest.raises(ArgumentError):
+        reducer.load(memory)
+    assert reducer.save() == []
