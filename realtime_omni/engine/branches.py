@@ -56,7 +56,7 @@ class Branches:
         entry = Entry(session, setup, parent.outputs, created_at_s=now_s, last_used_at_s=now_s)
         self._registry.add(name, entry)
         self.forked += 1
-        self._openings.begin(entry, command.ticket)
+        self._openings.go_on(entry, command.ticket)
 
     def rewind(self, entry: Entry, command: c.Rewind) -> None:
         """Answer the view of the session as it was when ``chunk_index`` was the next chunk, in a new epoch.
@@ -73,7 +73,7 @@ class Branches:
             self._consumer.rewind(session.id, index)
         discarded = session.rewind(moment, reducer)
         entry.last_used_at_s = self._clock.now_s()
-        entry.awaits_prefill = self._consumer.needs_prefill(session.id)
+        entry.needs_prefill = self._consumer.needs_prefill(session.id)
         if discarded:
             self._front.notice("events_discarded", entry, reason="rewind", event_ids=discarded)
         self._front.ok(command.ticket, self._front.view(entry), entry)

@@ -256,6 +256,7 @@ class Desk:
         if not entry.can_rollback:
             raise StateError("worker state was released when the tick failed; reset or close the session")
         entry.session.lifecycle.move(Trigger.ROLLBACK)
+        entry.needs_prefill = self._consumer.needs_prefill(entry.session.id)
 
     def _reset(self, entry: Entry, command: c.Reset) -> None:
         entry.session.lifecycle.require("reset")

@@ -45,7 +45,7 @@ class Endings:
         for opener in entry.opening:
             self._front.fail(opener, gone)
         entry.opening.clear()
-        entry.awaits_prefill = False
+        entry.needs_prefill = False
         entry.resetting = None
         entry.lease_until_s = None
         entry.close_reason = entry.close_reason or reason
@@ -56,6 +56,7 @@ class Endings:
     def release_failed_session(self, entry: Entry) -> None:
         """``on_failure: release``: a FAILED session gives its worker state back at once and keeps only its id."""
         entry.released = True
+        entry.needs_prefill = False
         self._release(entry)
 
     def poll(self, entry: Entry) -> None:

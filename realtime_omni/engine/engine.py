@@ -4,7 +4,7 @@ The engine owns every session through its registry, and the one tick in flight. 
 what it owns. Commands come from the inbox, answers and notices leave through the outbox.
 
     cycle:  absorb    commands -> session machines (refuse before change)
-            open      prefill sessions that were just created or reset
+            prefill   write what sessions carry: start pictures, and blocks that were delivered before they were written
             plan      choose due sessions, freeze their ticks, reserve pages
             run       the consumer computes, checkpoint by checkpoint; between two of them commands are absorbed,
                       so that close, abort and reset act within one denoise step
@@ -128,14 +128,14 @@ class Engine:
             horizon_frames=settings.horizon_frames,
         )
         self._flights: dict[SessionId, Flight] = {}
-        self._planned_at_s = self._model_s = 0.0
+        self._planned_at_s = self._prefill_began_s = self._model_s = 0.0
 
     # ------------------------------------------------------------------ the street
 
     def cycle(self) -> bool:
         """One round; True when a tick was run, so that there may be more to do at once."""
         self.absorb()
-        worked = self.open_sessions()
+        worked = self.prefill()
         if self.plan():
             self.run()
             self.settle()
@@ -149,13 +149,21 @@ class Engine:
         for command in self.inbox.take():
             self._desk.handle(command)
 
-    def open_sessions(self) -> bool:
-        """Prefill the sessions that wait for it, and answer their create or reset."""
-        waiting = [e for e in self.registry if e.awaits_prefill][: self.settings.max_batch]
-        if not waiting:
+    def prefill(self) -> bool:
+        """Write one block for every session that carries one; True when there was any.
+
+        Sessions that open, and those of the next tick, come first; whoever else carries a block shares their batch. A
+        tick in whose way nothing stands goes first: it waits for such a batch only when that has begun."""
+        carrying = [e for e in self.registry if e.needs_prefill]
+        if not carrying:
             return False
-        planned = [PlannedRow(self._prefill_tick(e), ()) for e in waiting]
-        flights = [Flight(e, p, None) for e, p in zip(waiting, planned, strict=True)]
+        batch = set(choose(self._due(), self.settings.max_batch))
+        awaited = [e for e in carrying if e.opening or e.session.id in batch]
+        if batch and not awaited:
+            return False
+        entries = sorted(carrying, key=lambda e: (not e.opening, e.session.id not in batch))[: self.settings.max_batch]
+        flights = [Flight(e, PlannedRow(self._prefill_tick(e), ()), None) for e in entries]
+        self._prefill_began_s = self._clock.now_s()
         self._board(flights)
         self._drive(flights, self.consumer.prefill)
         for flight in tuple(self._flights.values()):
@@ -167,9 +175,8 @@ class Engine:
         """Choose the next batch, freeze its ticks, reserve its pages; False when nobody is due."""
         self._planned_at_s = self._clock.now_s()
         self._model_s = 0.0
-        due = [Due(e.session.id, e.waiters[0].order) for e in self.registry if e.waiters and not e.awaits_prefill]
         flights = []
-        for session_id in choose(due, self.settings.max_batch):
+        for session_id in choose(self._due(carrying=False), self.settings.max_batch):
             flight = self._begin(self.registry.get(session_id))
             if flight is not None:
                 flights.append(flight)
@@ -221,7 +228,7 @@ class Engine:
         return self._endings.cleanup_failures
 
     def has_work(self) -> bool:
-        return any(e.waiters or e.awaits_prefill for e in self.registry)
+        return any(e.waiters or e.needs_prefill for e in self.registry)
 
     def take_snapshot(self, session_id: str) -> Snapshot:
         """What the command ``Save`` answers, at once; also in the middle of a tick. Raises as that does."""
@@ -257,6 +264,14 @@ class Engine:
 
     # ------------------------------------------------------------------ ticks
 
+    def _due(self, *, carrying: bool = True) -> list[Due]:
+        """Sessions that want a tick; with ``carrying`` also those that must be prefilled before it."""
+        return [
+            Due(e.session.id, e.waiters[0].order)
+            for e in self.registry
+            if e.waiters and not e.opening and (carrying or not e.needs_prefill)
+        ]
+
     def _board(self, flights: list[Flight]) -> None:
         """These sessions, and no others, are in the batch."""
         for flight in self._flights.values():
@@ -281,7 +296,7 @@ class Engine:
         try:
             tick = entry.session.begin_tick(waiter.outputs)
         except Exception as error:  # the reducer's, whatever its type
-            self._fail(entry, waiter, error)
+            self._tick_failed(entry, waiter, error)
             return None
         return Flight(entry, PlannedRow(tick, waiter.outputs), waiter)
 
@@ -361,7 +376,7 @@ class Engine:
             entry.session.abort_tick()
             self._front.fail(flight.waiter.ticket, error, entry)
         else:
-            self._fail(entry, flight.waiter, error)
+            self._tick_failed(entry, flight.waiter, error)
 
     def _settle_tick(self, flight: Flight, batch: int) -> None:
         entry, run, result = flight.entry, flight.run, flight.result
@@ -387,6 +402,7 @@ class Engine:
             self._fail_flight(flight, error)
             return
         run.commit(flight.row)
+        entry.needs_prefill = self.consumer.needs_prefill(entry.session.id)
         now_s = self._clock.now_s()
         entry.last_used_at_s = now_s
         self.counters.chunks_committed += 1
@@ -404,7 +420,7 @@ class Engine:
             timings=ChunkTimings(
                 wait_ms=(self._planned_at_s - waiter.asked_at_s) * 1000,
                 tick_ms=(now_s - self._planned_at_s) * 1000,
-                model_ms=self._model_s * 1000,
+                model_ms=(self._model_s + waiter.prefill_s) * 1000,
                 batch_size=batch,
             ),
             pages_used=used,
@@ -423,30 +439,47 @@ class Engine:
         except Exception as error:
             if run is not None:
                 run.rollback(flight.row)
-            self._openings.failed(entry, error)
+            self._prefill_failed(entry, error)
             return
         run.commit(flight.row)
-        self._openings.opened(entry)
+        entry.needs_prefill = self.consumer.needs_prefill(entry.session.id)
+        now_s = self._clock.now_s()
+        for waiter in entry.waiters:
+            waiter.prefill_s += now_s - max(self._prefill_began_s, waiter.asked_at_s)
+        if entry.opening and not entry.needs_prefill:
+            self._openings.opened(entry)
+
+    def _prefill_failed(self, entry: Entry, error: Exception) -> None:
+        """The chunk that the block belongs to stands: it was delivered. A rollback tries to write the block again."""
+        if entry.opening:
+            self._openings.failed(entry, error)
+            return
+        waiter = entry.waiters.popleft() if entry.waiters else None
+        self._fail(entry, waiter, error, f"the history could not be extended by chunk {entry.session.chunk_index - 1}")
 
     def _fail_flight(self, flight: Flight, error: Exception) -> None:
         self._leave(flight.entry)
         if flight.run is not None:
             flight.run.rollback(flight.row)
         assert flight.waiter is not None
-        self._fail(flight.entry, flight.waiter, error)
+        self._tick_failed(flight.entry, flight.waiter, error)
 
-    def _fail(self, entry: Entry, waiter: Waiter, error: Exception) -> None:
-        """The tick failed: FAILED, nothing changed; keep or release worker state by policy; tell everybody who waits."""
-        session = entry.session
-        index: ChunkIndex = session.chunk_index
+    def _tick_failed(self, entry: Entry, waiter: Waiter, error: Exception) -> None:
         self.counters.chunks_failed += 1
-        log.error("tick failed session_id=%s chunk_index=%d", session.id, index, exc_info=error)
+        self._fail(entry, waiter, error, f"chunk {entry.session.chunk_index} failed")
+
+    def _fail(self, entry: Entry, waiter: Waiter | None, error: Exception, what: str) -> None:
+        """FAILED, nothing changed; keep or release worker state by policy; tell everybody who waits."""
+        session = entry.session
+        log.error("%s session_id=%s", what, session.id, exc_info=error)
         session.fail_tick()
-        shown = error if isinstance(error, OmniError) else TickError(f"chunk {index} failed")
+        entry.needs_prefill = False
+        shown = error if isinstance(error, OmniError) else TickError(what)
         keep = self.settings.keep_failed and not self.consumer.is_sticky(error)
         if not keep:
             self._endings.release_failed_session(entry)
-        self._front.fail(waiter.ticket, shown, entry)
+        if waiter is not None:
+            self._front.fail(waiter.ticket, shown, entry)
         refused = StateError("the session failed; reset, roll back or close it", code=ErrorCode.SESSION_FAILED)
         for other in entry.waiters:
             self._front.fail(other.ticket, refused, entry)
@@ -454,4 +487,6 @@ class Engine:
         self._front.notice("failed", entry, reason="failed", code=shown.code, message=shown.message)
 
     def _prefill_tick(self, entry: Entry) -> TickRequest:
-        return TickRequest(entry.session.id, f"prefill-{entry.session.id}", ChunkIndex(0), (), entry.setup.prompt, ())
+        """The content, and all that it depends on, is in the session's state."""
+        index = ChunkIndex(max(entry.session.chunk_index - 1, 0))
+        return TickRequest(entry.session.id, f"prefill-{entry.session.id}-{index}", index, (), None, ())

@@ -28,6 +28,8 @@ class Waiter:
     outputs: tuple[str, ...]
     order: int
     asked_at_s: float
+    prefill_s: float = 0.0
+    """How much of the wait was the session's own prefill."""
 
 
 @dataclass(slots=True)
@@ -43,8 +45,9 @@ class Entry:
     cancelled: set[int] = field(default_factory=set)
     """Tickets of ``next_chunk`` calls that were cancelled before the engine saw them; forgotten when a later one comes."""
     opening: list[int] = field(default_factory=list)
-    """Tickets (create, or reset) to answer when the prefill is done."""
-    awaits_prefill: bool = False
+    """Tickets (create, or reset) to answer when the session is open: after the prefill, if there is one."""
+    needs_prefill: bool = False
+    """Its state carries a block that must be written before its next tick; False while it is FAILED or ends."""
     resetting: Release | None = None
     closing: Release | None = None
     close_reason: str = ""
@@ -63,7 +66,7 @@ class Entry:
     @property
     def is_idle(self) -> bool:
         """Nobody waits for it: it may be evicted."""
-        busy = self.waiters or self.awaits_prefill or self.flying or self.resetting is not None
+        busy = self.waiters or self.opening or self.flying or self.resetting is not None
         return not busy and self.session.state in (SessionState.ACTIVE, SessionState.FAILED)
 
     @property

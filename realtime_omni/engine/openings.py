@@ -114,14 +114,17 @@ class Openings:
     def begin(self, entry: Entry, ticket: int) -> None:
         """The place is taken: open at once, or after the prefill. ``ticket`` is answered then."""
         entry.opening.append(ticket)
-        if self._consumer.needs_prefill(entry.session.id):
-            entry.awaits_prefill = True
-        else:
+        entry.needs_prefill = self._consumer.needs_prefill(entry.session.id)
+        if not entry.needs_prefill:
             self.opened(entry)
+
+    def go_on(self, entry: Entry, ticket: int) -> None:
+        """A session with a past (a fork, a restored one) is open at once, whatever it still has to write."""
+        entry.needs_prefill = self._consumer.needs_prefill(entry.session.id)
+        self._front.ok(ticket, self._front.view(entry), entry)
 
     def opened(self, entry: Entry) -> None:
         """Everything is in place; a reset becomes visible only now."""
-        entry.awaits_prefill = False
         if entry.session.state is SessionState.RESETTING:
             try:
                 discarded = entry.session.finish_reset(entry.setup.origin)
@@ -165,6 +168,7 @@ class Openings:
             self.reset_failed(entry, error, (ticket,))
             return
         entry.session.begin_reset()
+        entry.needs_prefill = False  # what the old state carried is given up with it
         entry.setup = setup
         entry.opening.append(ticket)
         self.poll_reset(entry)
@@ -186,7 +190,6 @@ class Openings:
         """FAILED, worker state released: reset again, or close."""
         log.error("reset failed session_id=%s", entry.session.id, exc_info=error)
         entry.resetting = None
-        entry.awaits_prefill = False
         entry.session.lifecycle.move(Trigger.RESET_FAILED)
         refused = error if isinstance(error, OmniError) else TickError("the reset failed; reset again or close")
         for ticket in tickets:

@@ -57,6 +57,7 @@ class _Resident:
     state: Any
     seed: int
     needs_prefill: bool
+    """What the model says of ``state``; asked once."""
     moments: dict[int, Moment] = field(default_factory=dict)
     """The boundaries that a rewind can go back to, by chunk index, rising; the present one is not among them."""
 
@@ -114,13 +115,13 @@ class ModelRunner:
         """Raises CapacityError when no place is free, ArgumentError when the model refuses the setup."""
         if setup.session_id in self._residents:
             raise ValueError(f"session {setup.session_id!r} is resident already")
-        state = self.model.open(setup)
+        resident = self._begin(setup)
         try:
             self.book.begin(setup.session_id)
         except CapacityError:
-            self.model.close(state)
+            self.model.close(resident.state)
             raise
-        self._residents[setup.session_id] = _Resident(state, setup.seed, self.spec.prefill)
+        self._residents[setup.session_id] = resident
 
     def needs_prefill(self, session_id: SessionId) -> bool:
         return self._residents[session_id].needs_prefill
@@ -132,14 +133,14 @@ class ModelRunner:
         return BatchRun(self, rows, prefill=False)
 
     def reset(self, setup: SessionSetup) -> Release:
-        state = self.model.open(setup)  # refuses a bad setup before anything is given up
+        resident = self._begin(setup)  # refuses a bad setup before anything is given up
         try:
             self._drop(setup.session_id)
             self.book.begin(setup.session_id)
         except BaseException:
-            self.model.close(state)
+            self.model.close(resident.state)
             raise
-        self._residents[setup.session_id] = _Resident(state, setup.seed, self.spec.prefill)
+        self._residents[setup.session_id] = resident
         return Done()
 
     def fork(self, session_id: SessionId, name: SessionId) -> None:
@@ -182,7 +183,7 @@ class ModelRunner:
         except BaseException:
             self.model.close(present.state)
             raise
-        resident = _Resident(present.state, setup.seed, False)
+        resident = _Resident(present.state, setup.seed, self.model.needs_prefill(present.state))
         for index, moment in enumerate(past, chunk_index - len(past)):
             resident.remember(index, moment, self.rewind_blocks)
         self._residents[setup.session_id] = resident
@@ -233,6 +234,10 @@ class ModelRunner:
         if self._synchronize is not None:
             self._synchronize()
 
+    def _begin(self, setup: SessionSetup) -> _Resident:
+        state = self.model.open(setup)
+        return _Resident(state, setup.seed, self.model.needs_prefill(state))
+
     def _drop(self, session_id: SessionId) -> None:
         resident = self._residents.get(session_id)
         if resident is None:
@@ -252,6 +257,7 @@ class BatchRun:
         self._reservations: dict[int, BlockReservation] = {}
         self._plans: dict[str, AttentionPlan] = {}
         self._results: Mapping[int, RowOutput | Exception] = {}
+        self._needs_prefill: dict[int, bool] = {}
         self._prefill = prefill
         self._forwards = 0
         self._pending_point: str | None = None
@@ -331,6 +337,11 @@ class BatchRun:
     def precommit(self, row: int) -> None:
         """Everything that can still fail: faults, and a clean pass that left a layer unwritten."""
         self._runner.faults("commit", (self._planned[row].tick.session_id,))
+        output = self._results[row]
+        assert isinstance(output, RowOutput)
+        self._needs_prefill[row] = self._runner.model.needs_prefill(output.next_state)
+        if self._deferred(row):
+            return
         for name, plan in self._plans.items():
             if not plan.complete(row):
                 raise TickError(f"the clean pass did not write every layer of branch {name!r}")
@@ -338,16 +349,22 @@ class BatchRun:
     def commit(self, row: int) -> None:
         output = self._results[row]
         assert isinstance(output, RowOutput)
-        reservation, tick = self._reservations.pop(row), self._planned[row].tick
-        self._runner.book.commit(reservation)
+        reservation, tick = self._reservations[row], self._planned[row].tick
         resident = self._runner.resident(tick.session_id)
-        if self._prefill:
-            resident.needs_prefill = False
-        else:
+        if not self._prefill:
             before = Moment(resident.state, reservation.first_frame)
             resident.remember(tick.chunk_index, before, self._runner.rewind_blocks)
-        resident.state = output.next_state
+        resident.state, resident.needs_prefill = output.next_state, self._needs_prefill[row]
+        if self._deferred(row):
+            self.rollback(row)  # the prefill reserves for itself
+            return
+        del self._reservations[row]
+        self._runner.book.commit(reservation)
         self._close_when_settled()
+
+    def _deferred(self, row: int) -> bool:
+        """A tick that left its clean pass to the prefill."""
+        return self._needs_prefill[row] and not self._prefill
 
     def rollback(self, row: int) -> None:
         reservation = self._reservations.pop(row, None)

@@ -99,7 +99,7 @@ class Saving:
         entry = Entry(session, setup, outputs, created_at_s=now_s, last_used_at_s=now_s)
         self._registry.add(session_id, entry)
         self.restored += 1
-        self._openings.begin(entry, command.ticket)
+        self._openings.go_on(entry, command.ticket)
 
 
 def _setup(snapshot: Snapshot, session_id: SessionId) -> SessionSetup:

@@ -8,6 +8,11 @@ model never sees a page. There is no single-session step: a batch of one is a ba
 ``step`` is a generator. It yields a :class:`Checkpoint` before every forward pass, decode and device synchronisation; at
 each of them the engine may drop rows (close, abort, reset) or close the generator. After every yield the model must look at
 ``batch.active`` again and compute only those rows.
+
+A block becomes history in a *clean pass*: one more forward over its finished content, which writes keys and values. Nobody
+who waits for the pictures needs it, so a model may defer it: ``step`` writes nothing and returns a state that carries the
+block (:meth:`WorldModel.needs_prefill`). The chunk is committed and delivered at once; :meth:`WorldModel.prefill` writes
+the block afterwards, always before the session's next tick. That state alone must determine what is written.
 """
 
 from __future__ import annotations
@@ -69,8 +74,6 @@ class ModelSpec:
     horizon_frames: int | None = None
     takes_image: bool = False
     """A client may give its own start picture; otherwise one is refused instead of ignored."""
-    prefill: bool = False
-    """Before its first chunk a session commits one block of its own (the start image) through :meth:`WorldModel.prefill`."""
 
     @property
     def primary(self) -> str:
@@ -205,12 +208,17 @@ class WorldModel(Protocol):
 
     def new_reducer(self) -> ControlReducer: ...
 
+    def needs_prefill(self, state: Any) -> bool:
+        """Whether the state carries a block that is not history yet: a start picture, or one whose clean pass is deferred."""
+        ...
+
     def prefill(self, batch: StepBatch) -> Step:
-        """Commit one block of given content (the start image) for every active row; outputs carry no artifacts."""
+        """The clean pass over the block that each active row's state carries; outputs carry no artifacts, and states that
+        do not carry it any more. Only the state and the seed of a row count, not its tick; when it fails it runs again."""
         ...
 
     def step(self, batch: StepBatch) -> Step:
-        """One block for every active row: denoise, one clean pass, decode what is requested."""
+        """One block for every active row: denoise, decode what is requested, and the clean pass, now or deferred."""
         ...
 
     def state_bytes(self, state: Any) -> int:

@@ -368,7 +368,8 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class ChunkTimings:
-    """Milliseconds. ``wait_ms``: asked for to planned; ``tick_ms``: planned to settled; ``model_ms``: of it inside the model.
+    """Milliseconds. ``wait_ms``: asked for to planned; ``tick_ms``: planned to settled; ``model_ms``: inside the model, and
+    in the session's own prefill (a deferred clean pass) as far as the chunk waited for it.
 
     The last two are of the whole batch of ``batch_size`` rows."""
 
@@ -383,6 +384,7 @@ class Chunk:
     """A committed block.
 
     ``first_frame`` counts frames inside the epoch; ``primary_artifact`` is None only on abort or error outputs.
+    ``pages_used``: of all sessions, at delivery; the block's own pages count once its clean pass has written them.
     """
 
     metadata: ChunkMetadata

@@ -86,9 +86,9 @@ def _rewind(lab: Lab) -> str | None:
         engine.rewind("a", chunks - back)
         for number in range(chunks - back, chunks):
             lab.same(_chunk(engine, lab, "a", number), first[number], f"chunk {number}, after going back by {back}")
+        lab.same_kv(engine, control, "a", f"after going back by {back}")
         got, want = engine.view("a"), control.view("a")
         assert (got.prompt, got.pages_used) == (want.prompt, want.pages_used), f"it differs after going back by {back}"
-        lab.same_kv(engine, control, "a", f"after going back by {back}")
     return f"{REWIND_BLOCKS} blocks at once, then one"
 
 

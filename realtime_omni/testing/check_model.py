@@ -31,6 +31,7 @@ from realtime_omni.session.values import (
     SessionId,
 )
 from realtime_omni.testing.branch_rules import BRANCH_RULES
+from realtime_omni.testing.deferred_rules import DEFERRED_RULES
 from realtime_omni.testing.faults import at, inject
 from realtime_omni.testing.inline import small_config
 from realtime_omni.testing.lab import Lab, Skip, array
@@ -326,6 +327,7 @@ RULES: tuple[Callable[[Lab], str | None], ...] = (
     _batch,
     _drops,
     _failed_tick,
+    *DEFERRED_RULES,
     _nothing_on_the_model,
     _artifacts,
     _reset,

@@ -3,11 +3,11 @@
 Points, in the order in which one tick meets them::
 
     reducer.prepare                the session's reducer, when the tick is frozen
-    prefill:1, prefill:2, ...      before the k-th forward pass of a prefill
-    forward:1, forward:2, ...      before the k-th forward pass of a tick; the clean pass is the last
+    prefill:1, prefill:2, ...      before the k-th forward pass of a prefill: a start, or a deferred clean pass
+    forward:1, forward:2, ...      before the k-th forward pass of a tick; a clean pass that is not deferred is the last
     decode                         before the decoder
-    sync                           the device, after the last pass
-    commit                         the last moment at which a row can fail
+    sync                           the device, after the last pass; of a prefill too
+    commit                         the last moment at which a row can fail; of a prefill too
     reducer.commit                 the session's reducer, when the tick becomes true
     release                        worker clean-up: close, reset, eviction, ``on_failure: release``
 

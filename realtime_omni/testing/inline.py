@@ -166,11 +166,19 @@ class InlineEngine:
             self.engine.cycle()
             self.engine.check()
 
+    def rest(self) -> None:
+        """Cycle until the engine has nothing left to do: every waiting call is answered, every block is history."""
+        for _ in range(MOST_CYCLES):
+            self.cycle()
+            if not self.engine.has_work():
+                return
+        raise AssertionError("the engine never came to rest")
+
     def absorb(self) -> None:
         self.engine.absorb()
 
-    def open_sessions(self) -> bool:
-        return self.engine.open_sessions()
+    def prefill(self) -> bool:
+        return self.engine.prefill()
 
     def plan(self) -> bool:
         return self.engine.plan()

@@ -55,7 +55,7 @@ class Lab:
         self.names = "abc"[:rows]
 
     def engine(self, sessions: str = "", *, warm: bool = False, **changes: Any) -> InlineEngine:
-        """A fresh engine; ``warm``: session number i has i + 1 chunks of history, of prompts of its own."""
+        """A fresh engine at rest; ``warm``: session number i has i + 1 chunks of history, of prompts of its own."""
         config = self.config
         if changes:
             config = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, **changes))
@@ -64,6 +64,7 @@ class Lab:
             engine.create(name, seed=number, prompt=self.prompt(number))
             for _ in range(number + 1 if warm else 0):
                 engine.next(name)
+        engine.rest()
         return engine
 
     def rebuilt_engine(self) -> InlineEngine:
@@ -107,6 +108,9 @@ class Lab:
         assert not engine.engine.counters.isolated_reruns, "a batch failed as a whole and was run again row by row"
 
     def same_kv(self, one: InlineEngine, two: InlineEngine, name: str, what: str) -> None:
+        """Once everything is written, a session has the same keys and values in both engines."""
+        one.rest()
+        two.rest()
         for got, want in zip(keys_and_values(one, name), keys_and_values(two, name), strict=True):
             self.close(got, want, f"{what}: keys and values of {name}")
 

@@ -1,9 +1,9 @@
 """TinyKVWorld: a whole world model small enough to reason about, with knobs that make it misbehave.
 
-Real attention over paged KV (two layers, sink and window), two denoise passes and a clean one, prompts, controls, seed,
-model-owned state and an optional start block, all of which change the picture. Every value between attention calls is
-an integer that float64 holds exactly, so that sums do not depend on their order: a batch of N must equal N batches of
-one bit for bit, and a run that is repeated must repeat exactly.
+Real attention over paged KV (two layers, sink and window), two denoise passes and a clean one (in the tick or deferred),
+prompts, controls, seed, model-owned state and an optional start block, all of which change the picture. Every value
+between attention calls is an integer that float64 holds exactly, so that sums do not depend on their order: a batch of N
+must equal N batches of one bit for bit, and a run that is repeated must repeat exactly.
 
 The arithmetic, per pass, with x integer-valued [rows, tokens, 4] in -32..31 and wrap(y) = (y + 32) mod 64 - 32::
 
@@ -42,7 +42,7 @@ from realtime_omni.models.base import (
     StepRow,
 )
 from realtime_omni.models.common.noise import block_noise
-from realtime_omni.models.common.packing import fingerprint, unpack_values
+from realtime_omni.models.common.packing import fingerprint, unpack_tensor, unpack_values
 from realtime_omni.session.values import (
     Artifact,
     ArtifactSpec,
@@ -77,16 +77,24 @@ def move(dx: int) -> ControlInput:
 
 
 @dataclass(frozen=True, slots=True)
+class Unwritten:
+    """A block to prefill: ``x`` [FRAMES * TOKENS, WIDTH], and what its passes add to it on each branch."""
+
+    x: Tensor
+    shifts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TinyState:
-    """``drift`` depends on every chunk so far; ``start`` is the picture to prefill, until that is done."""
+    """``drift`` depends on every chunk so far; ``unwritten`` is the start, or a block whose clean pass is deferred."""
 
     drift: int = 0
-    start: int | None = None
+    unwritten: Unwritten | None = None
 
 
 class _Saved(msgspec.Struct, forbid_unknown_fields=True):
     drift: Annotated[int, Meta(ge=0, lt=29)]
-    start: Annotated[int, Meta(ge=0, lt=61)] | None
+    shifts: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +125,7 @@ class TinyKVWorld:
         *,
         branches: Sequence[str] = ("main",),
         prefill: bool = False,
+        deferred: bool = False,
         serial: bool = False,
         rollback_safe: bool = True,
         sink_frames: int = 2,
@@ -128,6 +137,8 @@ class TinyKVWorld:
         self.knobs = knobs if knobs is not None else Knobs(sessions=frozenset())
         self._trace = trace
         self._branches = tuple(branches)
+        self._prefill = prefill
+        self._deferred = deferred
         weights = torch.Generator().manual_seed(7)
         shape = (LAYERS, 3, WIDTH, WIDTH)
         self._weights = torch.randint(-3, 4, shape, generator=weights).to(torch.float64)
@@ -160,7 +171,6 @@ class TinyKVWorld:
             rollback_safe=rollback_safe,
             serial=serial,
             horizon_frames=horizon_frames,
-            prefill=prefill,
             takes_image=prefill,
         )
 
@@ -169,13 +179,14 @@ class TinyKVWorld:
         return self._spec
 
     def open(self, setup: SessionSetup) -> TinyState:
-        _prompt_code(setup.prompt)
-        start = None
-        if self._spec.prefill:
-            start = setup.seed % 11 if setup.image is None else int(np.asarray(setup.image).sum()) % 61
-        elif setup.image is not None:
-            raise ArgumentError("this model takes no image", code=ErrorCode.IMAGE_INVALID, path="image")
-        return TinyState(start=start)
+        code = _prompt_code(setup.prompt)
+        if not self._prefill:
+            if setup.image is not None:
+                raise ArgumentError("this model takes no image", code=ErrorCode.IMAGE_INVALID, path="image")
+            return TinyState()
+        start = setup.seed % 11 if setup.image is None else int(np.asarray(setup.image).sum()) % 61
+        x = _wrap(torch.round(3 * _noise(setup.seed, 0, PREFILL_STEP)) + start)
+        return TinyState(unwritten=Unwritten(x, tuple(code if b == self._branches[0] else -3 for b in self._branches)))
 
     def understand(self, event: SessionEvent) -> str | None:
         for i, control in enumerate(event.controls):
@@ -191,17 +202,21 @@ class TinyKVWorld:
     def new_reducer(self) -> ControlReducer:
         return LatestWinsReducer()
 
+    def needs_prefill(self, state: TinyState) -> bool:
+        return state.unwritten is not None
+
     def prefill(self, batch: StepBatch) -> Step:
         attentions = [batch.attention(b) for b in self._branches]
         yield Checkpoint("forward")
         active = batch.active
         self._tell("prefill", batch, active)
-        x = torch.stack([self._start_block(batch.rows[r]) for r in active])
-        for branch, attention in zip(self._branches, attentions, strict=True):
-            self._pass(batch, active, x, attention, branch, commit=True)
+        blocks: list[Unwritten] = [batch.rows[r].state.unwritten for r in active]
+        x = torch.stack([b.x for b in blocks])
+        for number, attention in enumerate(attentions):
+            self._pass(batch, active, x, attention, [b.shifts[number] for b in blocks], commit=True)
         return {
-            r: RowOutput(ChunkMetadata.from_tick(batch.rows[r].tick), (), replace(batch.rows[r].state, start=None))
-            for r in active
+            r: RowOutput(ChunkMetadata.from_tick(batch.rows[r].tick), (), replace(batch.rows[r].state, unwritten=None))
+            for r in batch.active
         }
 
     def step(self, batch: StepBatch) -> Step:
@@ -217,18 +232,19 @@ class TinyKVWorld:
             self._misbehave(number, batch, active)
             now = torch.stack([x[r] for r in active])
             seen = [
-                self._pass(batch, active, now, attention, branch, commit=False)
+                self._pass(batch, active, now, attention, self._shifts(batch, active, branch), commit=False)
                 for branch, attention in zip(self._branches, attentions, strict=True)
             ]
             h = seen[0] if len(seen) == 1 else 2 * seen[0] - seen[1]
             x.update(zip(active, _wrap(3 * now + h), strict=True))
-        yield Checkpoint("forward")
-        active = batch.active
-        self._tell(f"forward:{PASSES + 1}", batch, active)
-        self._misbehave(PASSES + 1, batch, active)
-        clean = torch.stack([x[r] for r in active])
-        for branch, attention in zip(self._branches, attentions, strict=True):
-            self._pass(batch, active, clean, attention, branch, commit=True)
+        if not self._deferred:
+            yield Checkpoint("forward")
+            active = batch.active
+            self._tell(f"forward:{PASSES + 1}", batch, active)
+            self._misbehave(PASSES + 1, batch, active)
+            clean = torch.stack([x[r] for r in active])
+            for branch, attention in zip(self._branches, attentions, strict=True):
+                self._pass(batch, active, clean, attention, self._shifts(batch, active, branch), commit=True)
         decoding = [r for r in batch.active if {"frames", "sound"} & set(batch.rows[r].outputs)]
         if decoding:
             yield Checkpoint("decode")
@@ -237,14 +253,22 @@ class TinyKVWorld:
         return {r: self._result(batch.rows[r], x[r]) for r in batch.active}
 
     def state_bytes(self, state: TinyState) -> int:
-        return 16
+        return 16 + (0 if state.unwritten is None else state.unwritten.x.untyped_storage().nbytes())
 
     def pack(self, state: TinyState) -> PackedState:
-        return PackedState(values={"drift": state.drift, "start": state.start})
+        block = state.unwritten
+        if block is None:
+            return PackedState(values={"drift": state.drift, "shifts": None})
+        return PackedState({"x": block.x}, {"drift": state.drift, "shifts": list(block.shifts)})
 
     def unpack(self, packed: PackedState) -> TinyState:
-        values = unpack_values(packed, _Saved)
-        return TinyState(values.drift, values.start)
+        saved = unpack_values(packed, _Saved, packed.tensors.keys() & {"x"})
+        if not packed.tensors and saved.shifts is None:
+            return TinyState(saved.drift)
+        if saved.shifts is None or len(saved.shifts) != len(self._branches):
+            raise ArgumentError("the state has not one shift for each branch", path="state")
+        x = unpack_tensor(packed, "x", (FRAMES * TOKENS, WIDTH), dtype=torch.float64, device="cpu")
+        return TinyState(saved.drift, Unwritten(x, saved.shifts))
 
     def fingerprint(self) -> str:
         return self._fingerprint
@@ -264,11 +288,11 @@ class TinyKVWorld:
         active: tuple[int, ...],
         x_BTD: Tensor,
         attention: BlockAttention,
-        branch: str,
+        shifts: Sequence[int],
         *,
         commit: bool,
     ) -> Tensor:
-        shift = torch.tensor([self._shift(batch.rows[r], branch) for r in active], dtype=torch.float64)
+        shift = torch.tensor(shifts, dtype=torch.float64)
         first = torch.tensor([batch.rows[r].frame_index for r in active], dtype=torch.float64)
         frame = first[:, None] + torch.arange(FRAMES, dtype=torch.float64)
         position = torch.remainder(frame, 13).repeat_interleave(TOKENS, dim=1)
@@ -286,17 +310,15 @@ class TinyKVWorld:
             h = _wrap(h + torch.round(seen[:, :, 0]))
         return h
 
+    def _shifts(self, batch: StepBatch, active: Sequence[int], branch: str) -> list[int]:
+        return [self._shift(batch.rows[r], branch) for r in active]
+
     def _shift(self, row: StepRow, branch: str) -> int:
         drift: int = row.state.drift
         if branch != self._branches[0]:
             return drift - 3  # the branch without guidance knows neither prompt nor control
         dx = sum(control.data["dx"] for control in row.tick.controls)
         return drift + int(dx) + _prompt_code(row.tick.prompt)
-
-    def _start_block(self, row: StepRow) -> Tensor:
-        start = row.state.start
-        assert start is not None
-        return _wrap(torch.round(3 * _noise(row.seed, 0, PREFILL_STEP)) + start)
 
     def _result(self, row: StepRow, x: Tensor) -> RowOutput | Exception:
         knobs = self.knobs if self.knobs.hit(row.tick.session_id) else Knobs()
@@ -305,7 +327,8 @@ class TinyKVWorld:
         artifacts = _break_artifacts(knobs.artifact, _artifacts(row, x))
         metadata = _misreport(knobs.misreport, ChunkMetadata.from_tick(row.tick))
         drift = (row.state.drift * 5 + int(x.sum()) + 1) % 29
-        return RowOutput(metadata, artifacts, TinyState(drift))
+        unwritten = Unwritten(x, tuple(self._shift(row, b) for b in self._branches)) if self._deferred else None
+        return RowOutput(metadata, artifacts, TinyState(drift, unwritten))
 
     def _misbehave(self, number: int, batch: StepBatch, active: tuple[int, ...]) -> None:
         for r in active:

@@ -99,6 +99,9 @@ class TinyRecurrentWorld:
     def new_reducer(self) -> ControlReducer:
         return LatestWinsReducer()
 
+    def needs_prefill(self, state: RecurrentState) -> bool:
+        return False
+
     def prefill(self, batch: StepBatch) -> Step:
         raise NotImplementedError("this model starts from nothing")
 

@@ -38,6 +38,9 @@ class WatchedModel:
     def new_reducer(self) -> ControlReducer:
         return self.inner.new_reducer()
 
+    def needs_prefill(self, state: Any) -> bool:
+        return self.inner.needs_prefill(state)
+
     def prefill(self, batch: StepBatch) -> Step:
         return self.inner.prefill(batch)
 

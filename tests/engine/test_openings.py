@@ -245,7 +245,7 @@ def test_a_prefilled_session_is_answered_when_its_start_block_is_committed() -> 
     ticket = engine.send(c.Create(ticket=0, session_id="a", prompt=None, seed=1))
     engine.absorb()
     assert not engine.answered(ticket)
-    engine.open_sessions()
+    engine.prefill()
     assert engine.result(ticket).chunk_index == 0
     assert engine.runner.book.completed_frames("a") == 2
     chunk = engine.next("a")
@@ -257,7 +257,7 @@ def test_the_start_picture_is_used_once_and_is_seen_by_what_follows() -> None:
     for value in (1, 2):
         engine = InlineEngine(TinyKVWorld(prefill=True))
         engine.create("a", seed=1, image=np.full((2, 2, 3), value, np.uint8))
-        assert engine.state_of("a").start is None
+        assert engine.state_of("a").unwritten is None
         worlds.append([picture(engine.next("a")) for _ in range(2)])
     assert worlds[0] != worlds[1]
 

@@ -43,9 +43,8 @@ class Expected:
     dx: int | None = None
     """The control that stays until it is replaced."""
 
-    @property
-    def pages(self) -> int:
-        return min(FRAMES * self.index, RETAINED) if self.kept else 0
+    def pages(self, *, unwritten: bool) -> int:
+        return min(FRAMES * (self.index - unwritten), RETAINED) if self.kept else 0
 
     def fate(self, event: Event) -> str:
         """What accepting this event must answer."""

@@ -48,6 +48,7 @@ MODELS: dict[str, Any] = {
     "two branches": {"branches": ("cond", "free")},
     "with a start block": {"prefill": True},
     "no sink": {"sink_frames": 0, "window_frames": 4},
+    "deferred": {"deferred": True, "branches": ("cond", "free")},
 }
 
 
@@ -65,6 +66,8 @@ def test_a_restored_session_goes_on_bit_for_bit(how: dict[str, Any], chunks: int
     walk(other, "x", 3)
     view = other.restore(snapshot)
     assert (view.chunk_index, view.pages_used, view.seed) == (chunks, never.view("a").pages_used, 5)
+    never.rest()
+    other.rest()
     assert other.kv_bits("a") == never.kv_bits("a")
     assert walk(other, "a", 6, chunks) == walk(never, "a", 6, chunks)
     assert walk(saved, "a", 1, chunks) == [walk_of(how, chunks)[-1]]

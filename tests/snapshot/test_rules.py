@@ -27,7 +27,7 @@ def broken(report: Report) -> set[str]:
 def test_a_model_whose_whole_memory_is_a_vector_keeps_the_contract() -> None:
     report = check_model(TinyRecurrentWorld(), dtype="float64")
     assert report.passed, str(report)
-    assert all(f.passed for f in report.findings), str(report)
+    assert all(f.passed or "deferred" in f.rule for f in report.findings), str(report)
 
 
 def test_a_model_of_the_catalog_goes_on_in_another_process() -> None:

@@ -126,6 +126,9 @@ class NullWorld:
     def new_reducer(self) -> ControlReducer:
         return LatestWinsReducer()
 
+    def needs_prefill(self, state: NullState) -> bool:
+        return False
+
     def prefill(self, batch: StepBatch) -> Step:
         raise NotImplementedError("this model starts from nothing")
 

@@ -1,7 +1,8 @@
 """tiny-world behind the model contract: the trained network, its sampler and its places.
 
-Owns weights and start pictures. A session's state is its place and, until the prefill, the picture it starts from; everything
-else it remembers is KV. One tick: ``sampler_steps`` denoise passes, one clean pass that writes keys and values, uint8 frames.
+Owns weights and start pictures. A session's state is its place and, until the prefill, the block to be written next: the
+picture it starts from, or its latest block; everything else it remembers is KV. One tick: ``sampler_steps`` denoise passes,
+uint8 frames. The clean pass, which writes keys and values, is deferred to the prefill.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from torch.nn import functional
 from realtime_omni.errors import ArgumentError, ConfigError, ErrorCode
 from realtime_omni.kv.capacity import KVSpec
 from realtime_omni.models.base import (
-    BlockAttention,
     Checkpoint,
     ControlReducer,
     ModelSpec,
@@ -60,15 +60,33 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
+class Unwritten:
+    """A block that is not history yet. Compute dtype: ``pictures`` [F, 3, H, W] in [-1, 1], ``keys`` [F, 8] in {0, 1}.
+
+    ``place`` is the one the block was made with, ``chunk`` its index (-1: the start) and selects the context noise."""
+
+    pictures: Tensor
+    keys: Tensor
+    place: int
+    chunk: int
+
+
+class _SavedBlock(msgspec.Struct, forbid_unknown_fields=True):
+    place: Annotated[int, Meta(ge=0, lt=len(PLACES))]
+    chunk: Annotated[int, Meta(ge=-1)]
+
+
+@dataclass(frozen=True, slots=True)
 class TinyWorldState:
-    """A session's own memory. ``start`` float32 [3, H, W] in [-1, 1] until the prefill has used it."""
+    """A session's own memory."""
 
     place: int
-    start: Tensor | None
+    unwritten: Unwritten | None
 
 
 class _Saved(msgspec.Struct, forbid_unknown_fields=True):
     place: Annotated[int, Meta(ge=0, lt=len(PLACES))]
+    unwritten: _SavedBlock | None
 
 
 class TinyWorld:
@@ -119,17 +137,17 @@ class TinyWorld:
             raise ArgumentError("give an image or a start picture, not both", path="start")
         place, known = nearest_place(setup.prompt if setup.prompt is not None else PLACES[0].title)
         if setup.image is not None:
-            return TinyWorldState(place, self._fit(setup.image))
+            return self._start(place, self._fit(setup.image))
         name = setup.start
         if name is None:
             own = [n for n in self._spec.starts if n.startswith(known.name)]
             if not own:  # no picture of this place is bundled: mid grey
                 size = self.config.image_size
-                return TinyWorldState(place, torch.zeros(3, size, size, device=self._device, dtype=self._dtype))
+                return self._start(place, torch.zeros(3, size, size, device=self._device, dtype=self._dtype))
             name = own[setup.seed % len(own)]
         if name not in self._spec.starts:
             raise ArgumentError(f"no start picture {name!r}; known: {', '.join(self._spec.starts)}", path="start")
-        return TinyWorldState(place, self._fit(_read_png(self.start_image(name))))
+        return self._start(place, self._fit(_read_png(self.start_image(name))))
 
     def understand(self, event: SessionEvent) -> str | None:
         for control in event.controls:
@@ -139,71 +157,86 @@ class TinyWorld:
     def new_reducer(self) -> ControlReducer:
         return CameraReducer(self.config.frames_per_block)
 
+    def needs_prefill(self, state: TinyWorldState) -> bool:
+        return state.unwritten is not None
+
     @torch.inference_mode()
     def prefill(self, batch: StepBatch) -> Step:
-        attention = batch.attention()
+        """The clean pass. Written at the noise level that the network saw its history with in training."""
+        attention, level = batch.attention(), self.config.context_noise
         yield Checkpoint("forward")
-        active, frames = batch.active, self.config.frames_per_block
-        pictures = []
-        for row in active:
-            start = batch.rows[row].state.start
-            assert start is not None
-            pictures.append(start.expand(frames, -1, -1, -1))
-        still = torch.zeros(len(active), frames, len(KEYS), device=self._device, dtype=self._dtype)
-        places = [batch.rows[row].state.place for row in active]
-        self._commit(batch, active, torch.stack(pictures), still, places, attention, chunk=-1)
+        active = batch.active
+        blocks: list[Unwritten] = [batch.rows[r].state.unwritten for r in active]
+        clean_BFCHW = torch.stack([b.pictures for b in blocks])
+        levels = torch.full(clean_BFCHW.shape[:2], level, device=self._device)
+        if level:
+            noise = [
+                self._noise(batch.rows[r].seed, b.chunk, CONTEXT_NOISE_STEP)
+                for r, b in zip(active, blocks, strict=True)
+            ]
+            clean_BFCHW = sampler.add_noise(clean_BFCHW, torch.stack(noise), levels)
+        self._net.commit(
+            clean_BFCHW,
+            levels.to(self._dtype),
+            torch.stack([b.keys for b in blocks]),
+            self._places([b.place for b in blocks]),
+            self._positions(batch, active),
+            lambda layer, q, k, v: attention.attend(layer, q, k, v, rows=active, commit=True),
+        )
         return {
-            row: RowOutput(
-                ChunkMetadata.from_tick(batch.rows[row].tick), (), TinyWorldState(batch.rows[row].state.place, None)
+            r: RowOutput(
+                ChunkMetadata.from_tick(batch.rows[r].tick), (), TinyWorldState(batch.rows[r].state.place, None)
             )
-            for row in batch.active
+            for r in batch.active
         }
 
     @torch.inference_mode()
     def step(self, batch: StepBatch) -> Step:
-        attention, config = batch.attention(), self.config
-        shape = (config.frames_per_block, 3, config.image_size, config.image_size)
+        attention, frames = batch.attention(), self.config.frames_per_block
         keys, places, x = {}, {}, {}
         for number, row in enumerate(batch.rows):
             keys[number] = self._keys(row)
             places[number] = row.state.place if row.tick.prompt is None else nearest_place(row.tick.prompt)[0]
-            x[number] = block_noise(row.seed, row.tick.chunk_index, 0, shape, dtype=self._dtype, device=self._device)
+            x[number] = self._noise(row.seed, row.tick.chunk_index, 0)
         for level, following in self._levels:
             yield Checkpoint("forward")
             active = batch.active
             now = torch.stack([x[r] for r in active])
             x0 = self._net(
                 now,
-                torch.full((len(active), config.frames_per_block), level, device=self._device, dtype=self._dtype),
+                torch.full((len(active), frames), level, device=self._device, dtype=self._dtype),
                 torch.stack([keys[r] for r in active]),
                 self._places([places[r] for r in active]),
                 self._positions(batch, active),
                 lambda layer, q, k, v, rows=active: attention.attend(layer, q, k, v, rows=rows, commit=False),
             )
             x.update(zip(active, sampler.step(now, x0, level, following), strict=True))
-        yield Checkpoint("forward")
-        active = batch.active
-        clean = torch.stack([x[r] for r in active]).clamp(-1, 1)
-        held = torch.stack([keys[r] for r in active])
-        self._commit(batch, active, clean, held, [places[r] for r in active], attention)
-        pictures = dict(zip(active, clean, strict=True))
         if any(batch.rows[r].outputs for r in batch.active):
             yield Checkpoint("decode")
-        return {r: self._output(batch.rows[r], places[r], pictures[r]) for r in batch.active}
+        return {r: self._output(batch.rows[r], places[r], x[r].clamp(-1, 1), keys[r]) for r in batch.active}
 
     def state_bytes(self, state: TinyWorldState) -> int:
-        return 0 if state.start is None else state.start.untyped_storage().nbytes()
+        block = state.unwritten
+        return 0 if block is None else sum(t.untyped_storage().nbytes() for t in (block.pictures, block.keys))
 
     def pack(self, state: TinyWorldState) -> PackedState:
-        return PackedState({} if state.start is None else {"start": state.start}, {"place": state.place})
+        block = state.unwritten
+        if block is None:
+            return PackedState({}, {"place": state.place, "unwritten": None})
+        tensors = {"pictures": block.pictures, "keys": block.keys}
+        return PackedState(tensors, {"place": state.place, "unwritten": {"place": block.place, "chunk": block.chunk}})
 
     def unpack(self, packed: PackedState) -> TinyWorldState:
-        place = unpack_values(packed, _Saved, packed.tensors.keys() & {"start"}).place
-        start = None
-        if packed.tensors:
-            size = self.config.image_size
-            start = unpack_tensor(packed, "start", (3, size, size), dtype=self._dtype, device=self._device)
-        return TinyWorldState(place, start)
+        saved = unpack_values(packed, _Saved, ("pictures", "keys") if packed.tensors else ())
+        if (saved.unwritten is None) == bool(packed.tensors):
+            raise ArgumentError("the state has a block without its tensors, or tensors without a block", path="state")
+        if saved.unwritten is None:
+            return TinyWorldState(saved.place, None)
+        shapes = {"pictures": self._block_shape, "keys": (self.config.frames_per_block, len(KEYS))}
+        pictures, keys = (
+            unpack_tensor(packed, name, shape, dtype=self._dtype, device=self._device) for name, shape in shapes.items()
+        )
+        return TinyWorldState(saved.place, Unwritten(pictures, keys, saved.unwritten.place, saved.unwritten.chunk))
 
     def fingerprint(self) -> str:
         return self._fingerprint
@@ -216,42 +249,18 @@ class TinyWorld:
             raise KeyError(name)
         return (files("realtime_omni.models.tiny_world") / "weights" / "starts" / f"{name}.png").read_bytes()
 
-    def _commit(
-        self,
-        batch: StepBatch,
-        active: tuple[int, ...],
-        clean_BFCHW: Tensor,
-        keys_BFK: Tensor,
-        places: list[int],
-        attention: BlockAttention,
-        *,
-        chunk: int | None = None,
-    ) -> None:
-        """The clean pass. Written at the noise level that the network saw its history with in training."""
-        level = self.config.context_noise
-        if level:
-            rows = [batch.rows[r] for r in active]
-            noise = [
-                block_noise(
-                    row.seed,
-                    row.tick.chunk_index if chunk is None else chunk,
-                    CONTEXT_NOISE_STEP,
-                    clean_BFCHW.shape[1:],
-                    dtype=self._dtype,
-                    device=self._device,
-                )
-                for row in rows
-            ]
-            levels = torch.full(clean_BFCHW.shape[:2], level, device=self._device)
-            clean_BFCHW = sampler.add_noise(clean_BFCHW, torch.stack(noise), levels)
-        self._net.commit(
-            clean_BFCHW,
-            torch.full(clean_BFCHW.shape[:2], level, device=self._device, dtype=self._dtype),
-            keys_BFK,
-            self._places(places),
-            self._positions(batch, active),
-            lambda layer, q, k, v: attention.attend(layer, q, k, v, rows=active, commit=True),
-        )
+    def _start(self, place: int, picture_CHW: Tensor) -> TinyWorldState:
+        """A session begins with a block that shows its picture and holds no key."""
+        frames = self.config.frames_per_block
+        still = torch.zeros(frames, len(KEYS), device=self._device, dtype=self._dtype)
+        return TinyWorldState(place, Unwritten(picture_CHW.expand(frames, -1, -1, -1), still, place, chunk=-1))
+
+    @property
+    def _block_shape(self) -> tuple[int, int, int, int]:
+        return (self.config.frames_per_block, 3, self.config.image_size, self.config.image_size)
+
+    def _noise(self, seed: int, chunk: int, step: int) -> Tensor:
+        return block_noise(seed, chunk, step, self._block_shape, dtype=self._dtype, device=self._device)
 
     def _keys(self, row: StepRow) -> Tensor:
         """float [F, 8] of the reduced script of one block."""
@@ -270,14 +279,15 @@ class TinyWorld:
         first = torch.tensor([batch.rows[r].frame_index for r in active], device=self._device)[:, None]
         return first + torch.arange(self.config.frames_per_block, device=self._device)
 
-    def _output(self, row: StepRow, place: int, picture_FCHW: Tensor) -> RowOutput:
+    def _output(self, row: StepRow, place: int, picture_FCHW: Tensor, keys_FK: Tensor) -> RowOutput:
         artifacts = []
         if "frames" in row.outputs:
             data = ((picture_FCHW.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
             artifacts.append(
                 Artifact("frames", Modality.VIDEO, Representation.DECODED, "TCHW", data, fps=self._spec.fps)
             )
-        return RowOutput(ChunkMetadata.from_tick(row.tick), tuple(artifacts), TinyWorldState(place, None))
+        block = Unwritten(picture_FCHW, keys_FK, place, row.tick.chunk_index)
+        return RowOutput(ChunkMetadata.from_tick(row.tick), tuple(artifacts), TinyWorldState(place, block))
 
     def _fit(self, image: np.ndarray) -> Tensor:
         """Centre crop to a square, resize, [-1, 1]. Raises ArgumentError (``image_invalid``)."""
@@ -307,7 +317,7 @@ def _spec(config: NetworkConfig, fps: float) -> ModelSpec:
             frames_per_block=config.frames_per_block,
             window_frames=config.window_frames,
             sink_frames=config.sink_frames,
-            model_owned_bytes_per_session=4 * 3 * config.image_size**2,
+            model_owned_bytes_per_session=4 * config.frames_per_block * (3 * config.image_size**2 + len(KEYS)),
         ),
         artifacts=(ArtifactSpec("frames", Modality.VIDEO, Representation.DECODED, "TCHW", fps=fps, primary=True),),
         height=config.image_size,
@@ -321,7 +331,6 @@ def _spec(config: NetworkConfig, fps: float) -> ModelSpec:
         start_prompts={name: PLACES[place_index(name.rsplit("-", 1)[0])].title for name in starts},
         rollback_safe=True,
         takes_image=True,
-        prefill=True,
     )
 
 

@@ -199,11 +199,17 @@ def test_the_start_picture_is_given_up_once_it_is_history(starts: dict[str, np.n
     engine = engine_of(small_net())
     view = engine.create("a")
     assert (view.state_bytes, view.pages_used) == (0, FRAMES)
-    assert TinyWorld(small_net()).state_bytes(engine_state()) == 3 * 32 * 32 * 4
+    block = adapter.Unwritten(torch.zeros(3, 32, 32).expand(FRAMES, -1, -1, -1), torch.zeros(FRAMES, 8), 0, -1)
+    assert TinyWorld(small_net()).state_bytes(adapter.TinyWorldState(0, block)) == 3 * 32 * 32 * 4 + FRAMES * 8 * 4
 
 
-def engine_state() -> Any:
-    return adapter.TinyWorldState(0, torch.zeros(3, 32, 32))
+def test_a_session_carries_at_most_what_the_model_declares(starts: dict[str, np.ndarray]) -> None:
+    engine = engine_of(small_net())
+    engine.create("a")
+    engine.next("a")
+    assert engine.view("a").state_bytes == engine.runner.spec.kv.model_owned_bytes_per_session
+    engine.cycle()
+    assert engine.view("a").state_bytes == 0
 
 
 @pytest.mark.parametrize("shape", [(32, 32, 3), (40, 24, 3), (24, 40, 3), (8, 8, 3), (301, 97, 3)])
@@ -295,5 +301,8 @@ def test_the_number_of_steps_is_the_number_of_passes(starts: dict[str, np.ndarra
     engine.create("a")
     engine.runner.faults = lambda point, sessions: seen.append(point)
     chunk = engine.next("a")
-    assert seen == [*(f"forward:{n + 1}" for n in range(steps + 1)), "decode", "sync", "commit"]
+    assert seen == [*(f"forward:{n + 1}" for n in range(steps)), "decode", "sync", "commit"]
+    seen.clear()
+    engine.rest()
+    assert seen == ["prefill:1", "sync", "commit"]
     assert chunk.artifacts["frames"].fps == 5.0
