@@ -222,6 +222,22 @@ async def test_an_abort_is_ambiguous_for_a_foreign_worker_so_the_session_fails()
         assert session.state == "failed"
 
 
+async def test_a_foreign_world_is_no_value_so_it_can_be_logged_and_replayed_but_neither_forked_nor_rewound() -> None:
+    client = FakeClient()
+    async with SessionManager(config=Config(), consumer=consumer(client, templates())) as manager:
+        session = await manager.create_session("w")
+        await session.accept_event(SessionEvent(4, prompt="rain"))
+        await session.next_chunk()
+        for call in (session.fork(), session.rewind(0)):
+            with pytest.raises(StateError) as refused:
+                await call
+            assert refused.value.code == "unsupported"
+        assert (session.oldest_rewind, session.state, len(manager.sessions())) == (None, "active", 1)
+        log = await session.log()
+        assert [chunk.prompt async for chunk in session.replay(log)] == ["rain"]
+        assert ("reset_ar_diffusion_session", "w") in client.calls
+
+
 async def test_close_does_not_wait_for_the_request_that_runs() -> None:
     """The request is cancelled, the worker is told, the id is free."""
     client = FakeClient()
