@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from realtime_omni_protocols.openpi import PolicyServerError
 from realtime_omni_protocols.world_messages import Control
 
+from .actions import ActionQueue
 from .errors import (
     ConnectError,
     ConnectionLostError,
@@ -17,10 +19,13 @@ from .errors import (
     WorldError,
 )
 from .link import Reconnect, StartOptions
+from .policy import PolicyClient, PolicyTimeoutError
+from .policy_stream import PolicyStream
 from .values import ClientStatistics, Outcome, Receipt, WorldChunk
 from .world import WorldClient
 
 __all__ = [
+    "ActionQueue",
     "ClientStatistics",
     "ConnectError",
     "ConnectionLostError",
@@ -28,6 +33,10 @@ __all__ = [
     "EventRefusedError",
     "MediaUnavailableError",
     "Outcome",
+    "PolicyClient",
+    "PolicyServerError",
+    "PolicyStream",
+    "PolicyTimeoutError",
     "ProtocolViolation",
     "Receipt",
     "Reconnect",

@@ -12,6 +12,8 @@ The tree::
       SessionFailedError           a block failed: ``rollback()``, ``reset()`` or ``close()`` (see ``can``)
       SessionClosedError           the session is over (``reason``)
       MediaUnavailableError        a format needs a library that is not installed
+
+Robots: `PolicyServerError` (a RuntimeError, as stock openpi clients raise) is a policy server's refusal of one observation.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class TransportClosedError(Exception):
 class Transport(Protocol):
     """One connection."""
 
-    async def send(self, text: str) -> None:
+    async def send(self, data: str | bytes) -> None:
         """`TransportClosedError` when the connection is gone."""
 
     async def receive(self) -> str | bytes:
@@ -46,9 +46,9 @@ class WebSocketTransport:
     def __init__(self, ws: ClientConnection) -> None:
         self._ws = ws
 
-    async def send(self, text: str) -> None:
+    async def send(self, data: str | bytes) -> None:
         try:
-            await self._ws.send(text)
+            await self._ws.send(data)
         except ConnectionClosed:
             raise TransportClosedError from None
 
@@ -62,7 +62,7 @@ class WebSocketTransport:
         await self._ws.close()
 
 
-def websocket_connector(url: str, *, api_key: str | None, open_timeout_s: float) -> Connector:
+def websocket_connector(url: str, *, api_key: str | None, open_timeout_s: float, protocol: str = PROTOCOL) -> Connector:
     """Opens ``url``; the key goes into the Authorization header, never into the URL (URLs end up in logs)."""
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
@@ -70,7 +70,7 @@ def websocket_connector(url: str, *, api_key: str | None, open_timeout_s: float)
         try:
             ws = await connect(
                 url,
-                subprotocols=[Subprotocol(PROTOCOL)],
+                subprotocols=[Subprotocol(protocol)],
                 additional_headers=headers,
                 open_timeout=open_timeout_s,
                 max_size=MAX_MESSAGE_BYTES,
@@ -83,9 +83,9 @@ def websocket_connector(url: str, *, api_key: str | None, open_timeout_s: float)
         except (OSError, TimeoutError, InvalidHandshake, InvalidURI, ConnectionClosed, ValueError) as error:
             # ValueError: what urllib says of an address, ours or the one a server redirects to
             raise ConnectError(f"no connection to the server: {error}") from error
-        if ws.subprotocol != PROTOCOL:
+        if ws.subprotocol != protocol:
             await ws.close()
-            raise ConnectError(f"the server does not speak {PROTOCOL}")
+            raise ConnectError(f"the server does not speak {protocol}")
         return WebSocketTransport(ws)
 
     return open_socket

@@ -186,6 +186,14 @@ class StreamClientSide:
         self.state = StreamState.NEW if may else StreamState.CLOSED
         return may
 
+    def forget(self) -> None:
+        """The session is over; `start` begins a new one, on this connection or the next. Numbers go on rising."""
+        self.session_id = self._token = None
+        self.owes_reset = False
+        self.epoch = 0
+        if self.state is StreamState.CLOSED:
+            self.state = StreamState.NEW
+
     def statistics(self) -> StreamClientStatistics:
         return StreamClientStatistics(
             state=self.state.value,
