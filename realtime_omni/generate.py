@@ -18,6 +18,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
+from realtime_omni.engine.accounting import MemoryBytes
 from realtime_omni.engine.consumer import Done, PlannedRow, Release
 from realtime_omni.errors import ChunkMetadataError, CleanupError, ConfigError, ErrorCode, StateError, TickError
 from realtime_omni.models.base import ControlReducer, LatestWinsReducer, ModelSpec, RowOutput, SessionSetup
@@ -176,8 +177,14 @@ class GenerateConsumer:
     def pages_of(self, session_id: SessionId) -> int:
         return 0
 
+    def kv_bytes(self, session_id: SessionId) -> int:
+        return 0
+
     def state_bytes(self, session_id: SessionId) -> int:
         return 0
+
+    def memory(self) -> MemoryBytes:
+        return MemoryBytes()
 
     def check(self) -> None:
         """Nothing of ours to recount."""

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from realtime_omni.clock import Clock, MonotonicClock
 from realtime_omni.config import Config, load
 from realtime_omni.engine import commands as c
+from realtime_omni.engine.accounting import MemoryBytes
 from realtime_omni.engine.inbox import Inbox
 from realtime_omni.engine.outbox import Outbox
 from realtime_omni.engine.thread import EngineThread
@@ -58,7 +59,7 @@ class ManagerStatistics:
     tombstones: int
     pages_used: int
     pages_total: int
-    state_bytes: int
+    memory: MemoryBytes
     chunks_committed: int
     chunks_failed: int
     chunks_aborted: int
@@ -248,7 +249,7 @@ class SessionManager:
             tombstones=sum(v.state == "cleanup_failed" for v in views),
             pages_used=used,
             pages_total=total,
-            state_bytes=sum(v.state_bytes for v in views),
+            memory=engine.consumer.memory(),
             chunks_committed=counters.chunks_committed,
             chunks_failed=counters.chunks_failed,
             chunks_aborted=counters.chunks_aborted,

@@ -180,6 +180,7 @@ class SessionView:
     pending_event_count: int
     event_floor: int
     pages_used: int
+    kv_bytes: int
     state_bytes: int
     attached: bool
     can_rollback: bool

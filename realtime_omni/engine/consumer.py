@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from realtime_omni.engine.accounting import MemoryBytes
 from realtime_omni.models.base import ControlReducer, ModelSpec, RowOutput, SessionSetup
 from realtime_omni.session.values import SessionEvent, SessionId, TickRequest
 from realtime_omni.snapshot.header import IdentityRecord, WorkerRecord
@@ -169,7 +170,17 @@ class TickConsumer(Protocol):
 
     def pages_of(self, session_id: SessionId) -> int: ...
 
-    def state_bytes(self, session_id: SessionId) -> int: ...
+    def kv_bytes(self, session_id: SessionId) -> int:
+        """Bytes of a session's pages, shared ones included."""
+        ...
+
+    def state_bytes(self, session_id: SessionId) -> int:
+        """Bytes of a session's model state, measured."""
+        ...
+
+    def memory(self) -> MemoryBytes:
+        """Bytes by owner. Safe to call from other threads."""
+        ...
 
     def check(self) -> None: ...
 

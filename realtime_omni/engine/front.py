@@ -31,6 +31,7 @@ class Front:
             pending_event_count=session.intake.pending_count,
             event_floor=session.intake.floor,
             pages_used=self._consumer.pages_of(session.id),
+            kv_bytes=self._consumer.kv_bytes(session.id),
             state_bytes=self._consumer.state_bytes(session.id),
             attached=entry.lease_until_s is None,
             can_rollback=entry.can_rollback,

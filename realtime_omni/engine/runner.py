@@ -19,9 +19,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from realtime_omni.engine.accounting import Census, MemoryBytes, Storages, storages
 from realtime_omni.engine.capture import Moment, check_parts, put_together, take_apart
 from realtime_omni.engine.consumer import Done, PlannedRow, Release
-from realtime_omni.errors import CapacityError, TickError
+from realtime_omni.errors import CapacityError, ErrorCode, TickError
 from realtime_omni.kv.attention import AttentionBackend, AttentionPlan, RowPlan
 from realtime_omni.kv.manager import BlockReservation, KVBook
 from realtime_omni.kv.storage import KVStorage
@@ -60,6 +61,8 @@ class _Resident:
     """What the model says of ``state``; asked once."""
     moments: dict[int, Moment] = field(default_factory=dict)
     """The boundaries that a rewind can go back to, by chunk index, rising; the present one is not among them."""
+    storages: Storages = field(default_factory=dict)
+    """Of the present state and those of all moments, each once; what the census knows of this session."""
 
     def remember(self, chunk_index: int, moment: Moment, most: int) -> None:
         """A moment that was the present one, as the boundary before chunk ``chunk_index``; at most ``most`` stay."""
@@ -89,6 +92,8 @@ class ModelRunner:
         self._synchronize = synchronize
         self._residents: dict[SessionId, _Resident] = {}
         self._total_pages = book.statistics().total_pages - 1  # the null page is nobody's
+        self._census = Census()
+        self._weight_bytes = sum(storages(model).values())
 
     @property
     def spec(self) -> ModelSpec:
@@ -117,11 +122,12 @@ class ModelRunner:
             raise ValueError(f"session {setup.session_id!r} is resident already")
         resident = self._begin(setup)
         try:
+            self.require_size(resident.state)
             self.book.begin(setup.session_id)
-        except CapacityError:
+        except (CapacityError, TickError):
             self.model.close(resident.state)
             raise
-        self._residents[setup.session_id] = resident
+        self._settle_in(setup.session_id, resident)
 
     def needs_prefill(self, session_id: SessionId) -> bool:
         return self._residents[session_id].needs_prefill
@@ -135,18 +141,19 @@ class ModelRunner:
     def reset(self, setup: SessionSetup) -> Release:
         resident = self._begin(setup)  # refuses a bad setup before anything is given up
         try:
+            self.require_size(resident.state)
             self._drop(setup.session_id)
             self.book.begin(setup.session_id)
         except BaseException:
             self.model.close(resident.state)
             raise
-        self._residents[setup.session_id] = resident
+        self._settle_in(setup.session_id, resident)
         return Done()
 
     def fork(self, session_id: SessionId, name: SessionId) -> None:
         resident = self._residents[session_id]
         self.book.fork(session_id, name)
-        self._residents[name] = replace(resident, moments=dict(resident.moments))
+        self._settle_in(name, replace(resident, moments=dict(resident.moments), storages={}))
 
     def rewind(self, session_id: SessionId, chunk_index: int) -> None:
         resident = self._residents[session_id]
@@ -154,6 +161,7 @@ class ModelRunner:
         self.book.rewind(session_id, self.book.completed_frames(session_id) - moment.frames)
         resident.state, resident.needs_prefill = moment.state, False
         resident.moments = {i: m for i, m in resident.moments.items() if i < chunk_index}
+        self.count(resident)
 
     def retained(self, session_id: SessionId) -> Sequence[int]:
         resident = self._residents.get(session_id)
@@ -179,6 +187,7 @@ class ModelRunner:
         parts = check_parts(record, tensors, self.model, self.storage)
         *past, present = parts.moments
         try:
+            self.require_size(present.state)
             put_together(setup.session_id, parts, self.book, self.storage)
         except BaseException:
             self.model.close(present.state)
@@ -186,7 +195,7 @@ class ModelRunner:
         resident = _Resident(present.state, setup.seed, self.model.needs_prefill(present.state))
         for index, moment in enumerate(past, chunk_index - len(past)):
             resident.remember(index, moment, self.rewind_blocks)
-        self._residents[setup.session_id] = resident
+        self._settle_in(setup.session_id, resident)
 
     def release(self, session_id: SessionId) -> Release:
         """Raises what a ``release`` fault or the model's close hook raises; then nothing was given up and it can be retried."""
@@ -206,18 +215,48 @@ class ModelRunner:
     def pages_of(self, session_id: SessionId) -> int:
         return self.book.page_count(session_id) if session_id in self.book else 0
 
+    def kv_bytes(self, session_id: SessionId) -> int:
+        return self.pages_of(session_id) * self.book.spec.page_bytes
+
     def state_bytes(self, session_id: SessionId) -> int:
-        """Of the present state and of those that a rewind can go back to, one that is both counted once."""
+        """Of the present state and of those that a rewind can go back to; storage that they share is counted once."""
         resident = self._residents.get(session_id)
-        if resident is None:
-            return 0
-        states = {id(state): state for state in (resident.state, *(m.state for m in resident.moments.values()))}
-        return sum(self.model.state_bytes(state) for state in states.values())
+        return 0 if resident is None else sum(resident.storages.values())
+
+    def memory(self) -> MemoryBytes:
+        page_bytes, scratch = self.book.spec.page_bytes, self.book.spec.scratch_pages * self.book.spec.page_bytes
+        used, _ = self.pages()
+        return MemoryBytes(
+            kv_pool=self.storage.bytes - scratch,
+            kv_used=used * page_bytes,
+            kv_shared=self.book.pool.shared_pages * page_bytes,
+            scratch=scratch,
+            weights=self._weight_bytes,
+            states=self._census.bytes,
+        )
+
+    def require_size(self, state: Any) -> None:
+        """Raises TickError (``state_too_large``) for a state beyond what the model has declared, and so was planned for."""
+        size, limit = sum(storages(state).values()), self.spec.kv.model_owned_bytes_per_session
+        if size > limit:
+            raise TickError(
+                f"the model's state has {size} bytes; it declares at most {limit}", code=ErrorCode.STATE_TOO_LARGE
+            )
+
+    def count(self, resident: _Resident) -> None:
+        """Tell the census what a session holds now."""
+        self._census.remove(resident.storages)
+        resident.storages = storages((resident.state, resident.moments))
+        self._census.add(resident.storages)
 
     def check(self) -> None:
         """Raises AssertionError when the books disagree."""
         self.book.check()
         assert set(self.book.sessions) == set(self._residents), "KV places and resident sessions differ"
+        for session_id, resident in self._residents.items():
+            held = storages((resident.state, resident.moments))
+            assert held == resident.storages, f"the bytes of session {session_id!r} were not counted"
+        self._census.check([r.storages for r in self._residents.values()])
 
     def close(self) -> None:
         """The end of the process's use: every session is dropped as well as it can be."""
@@ -238,6 +277,10 @@ class ModelRunner:
         state = self.model.open(setup)
         return _Resident(state, setup.seed, self.model.needs_prefill(state))
 
+    def _settle_in(self, session_id: SessionId, resident: _Resident) -> None:
+        self._residents[session_id] = resident
+        self.count(resident)
+
     def _drop(self, session_id: SessionId) -> None:
         resident = self._residents.get(session_id)
         if resident is None:
@@ -245,6 +288,7 @@ class ModelRunner:
         self.faults("release", (session_id,))
         self.model.close(resident.state)
         del self._residents[session_id]
+        self._census.remove(resident.storages)
         self.book.end(session_id)
 
 
@@ -339,6 +383,7 @@ class BatchRun:
         self._runner.faults("commit", (self._planned[row].tick.session_id,))
         output = self._results[row]
         assert isinstance(output, RowOutput)
+        self._runner.require_size(output.next_state)
         self._needs_prefill[row] = self._runner.model.needs_prefill(output.next_state)
         if self._deferred(row):
             return
@@ -355,6 +400,7 @@ class BatchRun:
             before = Moment(resident.state, reservation.first_frame)
             resident.remember(tick.chunk_index, before, self._runner.rewind_blocks)
         resident.state, resident.needs_prefill = output.next_state, self._needs_prefill[row]
+        self._runner.count(resident)
         if self._deferred(row):
             self.rollback(row)  # the prefill reserves for itself
             return

@@ -72,6 +72,11 @@ class PagePool:
         """Pages that are neither reserved nor referenced."""
         return len(self._free) * self.run_pages + self._odd
 
+    @property
+    def shared_pages(self) -> int:
+        """Pages that more than one table refers to. Safe to read from any thread: the list never changes its length."""
+        return sum(1 for count in self._references if count > 1) * self.run_pages
+
     def reserve(self, count: int) -> PageReservation:
         """Set ``count`` pages, whole runs, aside. Raises CapacityError, and changes nothing, when fewer are free."""
         runs, rest = divmod(count, self.run_pages)
@@ -150,7 +155,7 @@ class PagePool:
             free=self.free_pages,
             reserved=sum(len(reservation.pages) for reservation in self._reserved.values()),
             referenced=sum(1 for count in self._references if count) * self.run_pages,
-            shared=sum(1 for count in self._references if count > 1) * self.run_pages,
+            shared=self.shared_pages,
             low_water_free=self._low_water,
         )
 

@@ -2,8 +2,9 @@
 
 A model owns weights and pure functions over *values*: it keeps no per-session state on itself (tests prove it). What a
 session needs to remember is a typed, immutable state object that :meth:`WorldModel.step` replaces; the engine swaps it in
-when the tick commits and forgets it when it does not. Keys and values go through the attention object of the batch; the
-model never sees a page. There is no single-session step: a batch of one is a batch.
+when the tick commits and forgets it when it does not. The engine measures the storage that a state keeps alive, a view with
+all of the storage behind it, and holds it against ``KVSpec.model_owned_bytes_per_session``. Keys and values go through the
+attention object of the batch; the model never sees a page. There is no single-session step: a batch of one is a batch.
 
 ``step`` is a generator. It yields a :class:`Checkpoint` before every forward pass, decode and device synchronisation; at
 each of them the engine may drop rows (close, abort, reset) or close the generator. After every yield the model must look at
@@ -219,10 +220,6 @@ class WorldModel(Protocol):
 
     def step(self, batch: StepBatch) -> Step:
         """One block for every active row: denoise, decode what is requested, and the clean pass, now or deferred."""
-        ...
-
-    def state_bytes(self, state: Any) -> int:
-        """Bytes of storage that a session's state holds, shared weights excluded."""
         ...
 
     def pack(self, state: Any) -> PackedState:

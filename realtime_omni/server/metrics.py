@@ -22,6 +22,7 @@ from realtime_omni_protocols.errors import WireCode
 CLOSE_REASONS = ("client", "detached_expired", "stalled", "evicted", "shutdown", "failed", "taken_over", "operator")
 CONNECTION_OUTCOMES = ("accepted", "capacity", "version")
 EVENT_STATUSES = ("accepted", "duplicate", "discarded", "refused")
+MEMORY_OWNERS = ("kv_pool", "scratch", "weights", "states")
 RESUME_OUTCOMES = ("resumed", "taken_over", "refused", "gone", "busy")
 CONTROL_BUCKETS = (
     *(0.0001, 0.0002, 0.0003, 0.0004, 0.0005, 0.0006, 0.0008, 0.001, 0.00125, 0.0015, 0.002, 0.0025, 0.003, 0.004),
@@ -155,6 +156,14 @@ TABLE: tuple[MetricSpec, ...] = (
     MetricSpec(
         f"{_P}engine_progress_age_seconds", "gauge", "seconds", "Time since the engine last made progress.", "max"
     ),
+    MetricSpec(
+        f"{_P}engine_memory_bytes",
+        "gauge",
+        "bytes",
+        "Memory by owner: the pool of KV pages, scratch pages, weights, and model states with shared storage counted once.",
+        "sum",
+        {"owner": MEMORY_OWNERS},
+    ),
     MetricSpec(f"{_P}kv_pages", "gauge", "pages", "Pages of the KV pool.", "sum", {"state": ("free", "used")}),
 )
 _BY_NAME = {spec.name: spec for spec in TABLE}
@@ -257,6 +266,10 @@ class _EngineCollector(Collector):
         pages.add_metric(["free"], numbers.pages_total - numbers.pages_used)
         pages.add_metric(["used"], numbers.pages_used)
         yield pages
+        memory = GaugeMetricFamily(f"{_P}engine_memory_bytes", _help("engine_memory_bytes"), labels=["owner"])
+        for owner in MEMORY_OWNERS:
+            memory.add_metric([owner], getattr(numbers.memory, owner))
+        yield memory
 
     def describe(self) -> Iterable[Metric]:
         return ()

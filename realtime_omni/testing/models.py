@@ -155,6 +155,7 @@ class TinyKVWorld:
                 sink_frames=sink_frames,
                 branches=tuple(KVBranch(name, i) for i, name in enumerate(self._branches)),
                 dtype_bytes=8,
+                model_owned_bytes_per_session=8 * FRAMES * TOKENS * WIDTH if prefill or deferred else 0,
             ),
             artifacts=(
                 ArtifactSpec("frames", Modality.VIDEO, Representation.DECODED, "TCHW", fps=8.0, primary=True),
@@ -252,9 +253,6 @@ class TinyKVWorld:
             self._tell("decode", batch, tuple(decoding))
         return {r: self._result(batch.rows[r], x[r]) for r in batch.active}
 
-    def state_bytes(self, state: TinyState) -> int:
-        return 16 + (0 if state.unwritten is None else state.unwritten.x.untyped_storage().nbytes())
-
     def pack(self, state: TinyState) -> PackedState:
         block = state.unwritten
         if block is None:
@@ -327,7 +325,7 @@ class TinyKVWorld:
         artifacts = _break_artifacts(knobs.artifact, _artifacts(row, x))
         metadata = _misreport(knobs.misreport, ChunkMetadata.from_tick(row.tick))
         drift = (row.state.drift * 5 + int(x.sum()) + 1) % 29
-        unwritten = Unwritten(x, tuple(self._shift(row, b) for b in self._branches)) if self._deferred else None
+        unwritten = Unwritten(x.clone(), tuple(self._shift(row, b) for b in self._branches)) if self._deferred else None
         return RowOutput(metadata, artifacts, TinyState(drift, unwritten))
 
     def _misbehave(self, number: int, batch: StepBatch, active: tuple[int, ...]) -> None:

@@ -44,9 +44,9 @@ PROMPTS = ("calm", "storm")
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """``hidden_D`` float64, integer-valued in -32..31; ``chunks`` made so far."""
+    """``hidden`` float64 [D], integer-valued in -32..31; ``chunks`` made so far."""
 
-    hidden_D: Tensor
+    hidden: Tensor
     chunks: int
 
 
@@ -119,11 +119,8 @@ class TinyRecurrentWorld:
             yield Checkpoint("decode")
         return {r: self._output(batch.rows[r], x[r]) for r in batch.active}
 
-    def state_bytes(self, state: RecurrentState) -> int:
-        return state.hidden_D.untyped_storage().nbytes()
-
     def pack(self, state: RecurrentState) -> PackedState:
-        return PackedState({"hidden": state.hidden_D}, {"chunks": state.chunks})
+        return PackedState({"hidden": state.hidden}, {"chunks": state.chunks})
 
     def unpack(self, packed: PackedState) -> RecurrentState:
         chunks = unpack_values(packed, _Saved, ["hidden"]).chunks
@@ -141,7 +138,7 @@ class TinyRecurrentWorld:
     def _drive(self, row: StepRow) -> Tensor:
         state: RecurrentState = row.state
         dx = sum(int(control.data["dx"]) for control in row.tick.controls)
-        return state.hidden_D @ self._weights_DD + _prompt_code(row.tick.prompt) + dx + state.chunks % 7
+        return state.hidden @ self._weights_DD + _prompt_code(row.tick.prompt) + dx + state.chunks % 7
 
     def _output(self, row: StepRow, x_FD: Tensor) -> RowOutput:
         artifacts = []
@@ -153,7 +150,7 @@ class TinyRecurrentWorld:
         if "latent" in row.outputs:
             artifacts.append(Artifact("latent", Modality.VIDEO, Representation.LATENT, "TC", x_FD.numpy()))
         state: RecurrentState = row.state
-        hidden_D = _wrap(state.hidden_D @ self._weights_DD + x_FD.sum(0))
+        hidden_D = _wrap(state.hidden @ self._weights_DD + x_FD.sum(0))
         following = RecurrentState(hidden_D, state.chunks + 1)
         return RowOutput(ChunkMetadata.from_tick(row.tick), tuple(artifacts), following)
 

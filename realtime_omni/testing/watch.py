@@ -47,9 +47,6 @@ class WatchedModel:
     def step(self, batch: StepBatch) -> Step:
         return self.inner.step(batch)
 
-    def state_bytes(self, state: Any) -> int:
-        return self.inner.state_bytes(state)
-
     def pack(self, state: Any) -> PackedState:
         return self.inner.pack(state)
 

@@ -42,7 +42,7 @@ async def test_a_thousand_sessions_leave_no_page_handle_future_or_task() -> None
         del session
         statistics = manager.statistics()
         assert (statistics.sessions, statistics.tombstones) == (0, 0)
-        assert (statistics.pages_used, statistics.state_bytes) == (0, 0)
+        assert (statistics.pages_used, statistics.memory.states) == (0, 0)
         assert statistics.sessions_created == SESSIONS
         assert manager.health().ok
         engine = manager._engine

@@ -364,8 +364,9 @@ async def test_statistics_count_what_happened() -> None:
         assert (s.chunks_committed, s.chunks_failed, s.chunks_aborted) == (1, 1, 1)
         assert (s.sessions, s.sessions_created, s.tombstones, s.inbox_depth, s.outbox_depth) == (1, 1, 0, 0, 0)
         total = 4 * (2 + 4) + 4 * 2 + 1  # sessions (sink + window), blocks in flight, one of slack
-        states = 2 * 16  # the present one, and the one that a rewind can go back to
-        assert (s.pages_used, s.pages_total, s.state_bytes, s.mean_batch) == (2, total, states, 1.0)
+        page_bytes = 2 * 2 * 2 * 4 * 8  # keys and values, layers, tokens, width, float64
+        assert (s.pages_used, s.pages_total, s.mean_batch) == (2, total, 1.0)
+        assert (s.memory.kv_used, s.memory.kv_pool) == (2 * page_bytes, (total + 1) * page_bytes)
 
 
 async def test_statistics_and_health_walk_no_table_that_the_engine_changes_meanwhile() -> None:

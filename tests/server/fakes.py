@@ -94,6 +94,14 @@ class FakeView:
 
 
 @dataclass(frozen=True)
+class FakeMemory:
+    kv_pool: int = 1000
+    scratch: int = 100
+    weights: int = 0
+    states: int = 7
+
+
+@dataclass(frozen=True)
 class FakeStatistics:
     ticks_settled: int = 0
     chunks_committed: int = 0
@@ -103,6 +111,7 @@ class FakeStatistics:
     tombstones: int = 0
     pages_total: int = 100
     pages_used: int = 0
+    memory: FakeMemory = FakeMemory()
     progress_age_s: float = 0.0
     inbox_depth: int = 0
 

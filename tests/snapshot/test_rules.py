@@ -80,9 +80,9 @@ class Shares(TinyRecurrentWorld):
     def step(self, batch: StepBatch) -> Step:
         results = yield from super().step(batch)
         for row, output in results.items():
-            hidden_D = batch.rows[row].state.hidden_D
-            hidden_D.copy_(output.next_state.hidden_D)
-            results[row] = replace(output, next_state=replace(output.next_state, hidden_D=hidden_D))
+            hidden_D = batch.rows[row].state.hidden
+            hidden_D.copy_(output.next_state.hidden)
+            results[row] = replace(output, next_state=replace(output.next_state, hidden=hidden_D))
         return results
 
 

@@ -142,9 +142,6 @@ class NullWorld:
             yield Checkpoint("decode")
         return {r: self._output(batch.rows[r]) for r in batch.active}
 
-    def state_bytes(self, state: NullState) -> int:
-        return 0
-
     def pack(self, state: NullState) -> PackedState:
         return PackedState(values={"frames": state.frames, "shift": state.shift})
 

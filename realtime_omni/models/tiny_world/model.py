@@ -109,7 +109,7 @@ class TinyWorld:
         if not 1 <= steps <= 64:
             raise ConfigError("options.steps must lie in 1..64", path="options.steps")
         self._levels = tuple(pairwise(sampler.schedule(steps, config.sampler_shift)))
-        self._spec = _spec(config, options.fps)
+        self._spec = _spec(config, options.fps, dtype)
         self._fingerprint = fingerprint("tiny-world", str(config), str(steps), weights=self._net)
 
     @classmethod
@@ -215,10 +215,6 @@ class TinyWorld:
             yield Checkpoint("decode")
         return {r: self._output(batch.rows[r], places[r], x[r].clamp(-1, 1), keys[r]) for r in batch.active}
 
-    def state_bytes(self, state: TinyWorldState) -> int:
-        block = state.unwritten
-        return 0 if block is None else sum(t.untyped_storage().nbytes() for t in (block.pictures, block.keys))
-
     def pack(self, state: TinyWorldState) -> PackedState:
         block = state.unwritten
         if block is None:
@@ -305,7 +301,7 @@ class TinyWorld:
         return x[0].to(device=self._device, dtype=self._dtype)
 
 
-def _spec(config: NetworkConfig, fps: float) -> ModelSpec:
+def _spec(config: NetworkConfig, fps: float, dtype: torch.dtype) -> ModelSpec:
     starts = _start_names()
     return ModelSpec(
         name="tiny-world",
@@ -317,7 +313,9 @@ def _spec(config: NetworkConfig, fps: float) -> ModelSpec:
             frames_per_block=config.frames_per_block,
             window_frames=config.window_frames,
             sink_frames=config.sink_frames,
-            model_owned_bytes_per_session=4 * config.frames_per_block * (3 * config.image_size**2 + len(KEYS)),
+            model_owned_bytes_per_session=(
+                dtype.itemsize * config.frames_per_block * (3 * config.image_size**2 + len(KEYS))
+            ),
         ),
         artifacts=(ArtifactSpec("frames", Modality.VIDEO, Representation.DECODED, "TCHW", fps=fps, primary=True),),
         height=config.image_size,

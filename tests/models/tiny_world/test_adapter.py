@@ -199,8 +199,6 @@ def test_the_start_picture_is_given_up_once_it_is_history(starts: dict[str, np.n
     engine = engine_of(small_net())
     view = engine.create("a")
     assert (view.state_bytes, view.pages_used) == (0, FRAMES)
-    block = adapter.Unwritten(torch.zeros(3, 32, 32).expand(FRAMES, -1, -1, -1), torch.zeros(FRAMES, 8), 0, -1)
-    assert TinyWorld(small_net()).state_bytes(adapter.TinyWorldState(0, block)) == 3 * 32 * 32 * 4 + FRAMES * 8 * 4
 
 
 def test_a_session_carries_at_most_what_the_model_declares(starts: dict[str, np.ndarray]) -> None:

@@ -1,0 +1,113 @@
+"""Bytes of model states, measured: which storages a state reaches, and how many bytes all sessions' states hold together.
+
+Owns the walk over a state and the count of holders per storage. Knows no model and no device: a tensor is what has an
+``untyped_storage``, an array what has an ``nbytes`` and a ``base``. A view counts with the whole storage that it keeps alive,
+and a storage that forks or moments share counts once.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+Storages = Mapping[tuple[str, int], int]
+"""Bytes by device and address."""
+_LEAVES = (
+    *(str, bytes, int, float, complex, type(None)),
+    *(type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType),
+)
+"""Hold no storage, or are shared by nature."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBytes:
+    """Bytes by owner. Allocated from the start: ``kv_pool`` (the null page included), ``scratch``, ``weights``. Of the
+    pool, ``kv_used`` is held by sessions, and ``kv_shared`` of that by more than one. ``states``: all model states, each
+    storage once."""
+
+    kv_pool: int = 0
+    kv_used: int = 0
+    kv_shared: int = 0
+    scratch: int = 0
+    weights: int = 0
+    states: int = 0
+
+    @property
+    def total(self) -> int:
+        """What the allocator has handed out for all of it, between two ticks."""
+        return self.kv_pool + self.scratch + self.weights + self.states
+
+
+def storages(thing: Any) -> Storages:
+    """Every storage that is reached from ``thing`` through attributes, containers and modules."""
+    found: dict[tuple[str, int], int] = {}
+    _walk(thing, found, set())
+    return found
+
+
+class Census:
+    """How many holders each storage has; ``bytes`` counts every storage once. Reading ``bytes`` is safe from any thread."""
+
+    def __init__(self) -> None:
+        self._holders: dict[tuple[str, int], int] = {}
+        self.bytes = 0
+
+    def add(self, held: Storages) -> None:
+        for key, size in held.items():
+            before = self._holders.get(key, 0)
+            self._holders[key] = before + 1
+            if not before:
+                self.bytes += size
+
+    def remove(self, held: Storages) -> None:
+        for key, size in held.items():
+            left = self._holders[key] - 1
+            if left:
+                self._holders[key] = left
+            else:
+                del self._holders[key]
+                self.bytes -= size
+
+    def check(self, holders: Iterable[Storages]) -> None:
+        """Recount against everything that is held now. Raises AssertionError."""
+        fresh = Census()
+        for held in holders:
+            fresh.add(held)
+        assert (fresh.bytes, fresh._holders) == (self.bytes, self._holders), "the bytes of states do not add up"
+
+
+def _walk(thing: Any, found: dict[tuple[str, int], int], seen: set[int]) -> None:
+    if isinstance(thing, _LEAVES) or id(thing) in seen:
+        return
+    seen.add(id(thing))
+    if hasattr(thing, "untyped_storage"):
+        storage = thing.untyped_storage()
+        if storage.nbytes():
+            found[str(storage.device), storage.data_ptr()] = storage.nbytes()
+    elif hasattr(thing, "__array_interface__"):
+        owner = thing
+        while getattr(owner.base, "nbytes", None):
+            owner = owner.base
+        found["host", id(owner)] = owner.nbytes
+    elif isinstance(thing, Mapping):
+        for key, value in thing.items():
+            _walk(key, found, seen)
+            _walk(value, found, seen)
+    elif isinstance(thing, (list, tuple, Set)):
+        for value in thing:
+            _walk(value, found, seen)
+    else:
+        for value in _attributes(thing):
+            _walk(value, found, seen)
+
+
+def _attributes(thing: Any) -> list[Any]:
+    found = list(getattr(thing, "__dict__", {}).values())
+    for kind in type(thing).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            if slot != "__weakref__" and hasattr(thing, slot):
+                found.append(getattr(thing, slot))
+    return found

@@ -1,0 +1,217 @@
+"""Bytes: what is counted is what the allocator has handed out, and a state beyond its budget costs its own tick only."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace as changed
+from torch.profiler import ProfilerActivity, profile
+
+from realtime_omni.config import load
+from realtime_omni.engine.accounting import Census, storages
+from realtime_omni.errors import ErrorCode, OmniError, TickError
+from realtime_omni.models.base import SessionSetup, Step, StepBatch
+from realtime_omni.testing.inline import InlineEngine, small_config
+from realtime_omni.testing.models import TinyKVWorld
+from realtime_omni.testing.recurrent import WIDTH, RecurrentState, TinyRecurrentWorld
+
+HIDDEN_BYTES = 8 * WIDTH
+
+
+def allocated(build: Callable[[], InlineEngine]) -> tuple[InlineEngine, int]:
+    """What ``build`` returns, and how many bytes the CPU allocator has handed out in it and not taken back."""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        made = build()
+        made._answers.clear()  # the chunks that were handed out are the caller's
+        gc.collect()
+    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
+    return made, sum(e.nbytes() for e in events)
+
+
+def recurrent() -> InlineEngine:
+    engine = InlineEngine(TinyRecurrentWorld(), sessions=8)
+    for name in "abc":
+        engine.create(name, seed=1)
+        for _ in range(3):
+            engine.next(name)
+    engine.fork("a", "d")
+    engine.next("d")
+    engine.close("b")
+    return engine
+
+
+def paged() -> InlineEngine:
+    engine = InlineEngine(TinyKVWorld(branches=("cond", "free"), prefill=True))
+    for name in "ab":
+        engine.create(name, seed=1)
+        for _ in range(7):
+            engine.next(name)
+    engine.fork("a", "c")
+    engine.next("c")
+    return engine
+
+
+def bundled() -> InlineEngine:
+    engine = InlineEngine(None, load("tiny-world", {}, ["kv.requested_sessions=3", "session.max_sessions=3"]))
+    engine.create("a", seed=1)
+    engine.next("a")
+    engine.fork("a", "b")
+    engine.next("b")
+    engine.cycle()
+    return engine
+
+
+@pytest.mark.parametrize("build", [recurrent, paged, bundled])
+def test_the_bytes_by_owner_add_up_to_what_the_allocator_says(build: Callable[[], InlineEngine]) -> None:
+    engine, held = allocated(build)
+    memory = engine.runner.memory()
+    assert memory.total == memory.kv_pool + memory.scratch + memory.weights + memory.states
+    assert abs(memory.total - held) <= 0.01 * held, f"{memory} against {held}"
+
+
+def test_storage_that_forks_and_moments_share_is_counted_once() -> None:
+    engine = InlineEngine(TinyRecurrentWorld())
+    engine.create("a")
+    engine.next("a")
+    before = engine.runner.memory()
+    assert before.states == engine.view("a").state_bytes == 2 * HIDDEN_BYTES  # the present state, and one to go back to
+    engine.fork("a", "b")
+    assert engine.runner.memory().states == before.states
+    assert engine.view("b").state_bytes == 2 * HIDDEN_BYTES
+    engine.next("b")
+    assert engine.runner.memory().states == 3 * HIDDEN_BYTES
+    engine.close("a")
+    engine.close("b")
+    assert engine.runner.memory().states == 0
+
+
+def test_pages_that_forks_share_are_told_apart() -> None:
+    engine = InlineEngine(TinyKVWorld())
+    engine.create("a")
+    engine.next("a")
+    page = engine.runner.book.spec.page_bytes
+    engine.fork("a", "b")
+    memory = engine.runner.memory()
+    assert (memory.kv_used, memory.kv_shared) == (2 * page, 2 * page)
+    assert engine.view("a").kv_bytes == engine.view("b").kv_bytes == 2 * page
+    engine.next("b")
+    assert engine.runner.memory().kv_used == 4 * page
+
+
+def test_a_view_counts_with_the_storage_behind_it() -> None:
+    whole = torch.zeros(100, dtype=torch.float64)
+    array = np.zeros(50)
+    assert sum(storages((whole[:1], whole[1:2])).values()) == 800
+    assert sum(storages({"x": array[:1], "y": array[1:]}).values()) == 400
+
+    @dataclass(frozen=True, slots=True)
+    class Nested:
+        parts: tuple[Any, ...]
+        again: Any
+
+    nested = Nested((whole, [array, {"z": torch.zeros(1)}]), None)
+    assert sum(storages(nested).values()) == 800 + 400 + 4
+    circle: list[Any] = [whole]
+    circle.append(circle)
+    assert sum(storages(circle).values()) == 800
+    assert sum(storages(torch.nn.Linear(3, 2)).values()) == 4 * 8
+    assert not storages((1, "text", None, torch.zeros(0), len, dict))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 3), st.sets(st.integers(0, 5))), max_size=30))
+def test_the_census_is_the_union_of_what_is_held(changes: list[tuple[int, set[int]]]) -> None:
+    census, held = Census(), {n: {} for n in range(4)}
+    for holder, keys in changes:
+        census.remove(held[holder])
+        held[holder] = {("cpu", key): 10 + key for key in keys}
+        census.add(held[holder])
+        union = {key: size for each in held.values() for key, size in each.items()}
+        assert census.bytes == sum(union.values())
+        census.check(held.values())
+
+
+class Grows(TinyRecurrentWorld):
+    """From its second chunk on, its state is larger than declared; only for sessions of seed 1."""
+
+    def step(self, batch: StepBatch) -> Step:
+        results = yield from super().step(batch)
+        for row, output in results.items():
+            if batch.rows[row].seed == 1 and batch.rows[row].state.chunks:
+                hidden = torch.zeros(WIDTH + 1, dtype=torch.float64)[:WIDTH].copy_(output.next_state.hidden)
+                results[row] = replace(output, next_state=RecurrentState(hidden, output.next_state.chunks))
+        return results
+
+
+class BornLarge(TinyRecurrentWorld):
+    def open(self, setup: SessionSetup) -> RecurrentState:
+        return RecurrentState(torch.zeros(2 * WIDTH, dtype=torch.float64), 0)
+
+
+def test_a_state_beyond_its_budget_fails_its_tick_and_nobody_elses() -> None:
+    engine = InlineEngine(Grows())
+    engine.create("a", seed=1)
+    engine.create("b", seed=2)
+    engine.next_all("ab")
+    before = engine.runner.memory()
+    failed, fine = engine.next_all("ab")
+    assert isinstance(failed, TickError)
+    assert failed.code == ErrorCode.STATE_TOO_LARGE
+    assert not isinstance(fine, Exception)
+    assert (engine.view("a").state, engine.view("a").chunk_index) == ("failed", 1)
+    assert engine.view("a").state_bytes == before.states // 2
+    engine.cycle()
+    engine.reset("a", seed=2)
+    engine.next("a")
+
+
+def test_a_session_that_would_begin_beyond_its_budget_is_refused() -> None:
+    engine = InlineEngine(BornLarge())
+    free = engine.free_pages
+    with pytest.raises(OmniError) as refused:
+        engine.create("a")
+    assert refused.value.code == ErrorCode.STATE_TOO_LARGE
+    assert (engine.free_pages, engine.runner.memory().states, len(engine.engine.registry)) == (free, 0, 0)
+    engine.cycle()
+
+
+def test_a_saved_state_beyond_the_budget_is_refused() -> None:
+    engine = InlineEngine(TinyRecurrentWorld())
+    engine.create("a")
+    engine.next("a")
+    snapshot = engine.snapshot("a")
+
+    class Padded(TinyRecurrentWorld):
+        def unpack(self, packed: Any) -> RecurrentState:
+            state = super().unpack(packed)
+            return replace(state, hidden=torch.cat([state.hidden, state.hidden])[:WIDTH])
+
+    other = InlineEngine(Padded())
+    with pytest.raises(OmniError) as refused:
+        other.restore(snapshot)
+    assert refused.value.code == ErrorCode.STATE_TOO_LARGE
+    other.cycle()
+
+
+def test_a_create_beyond_the_budget_of_bytes_is_refused() -> None:
+    config = small_config(sessions=8)
+    room = 3 * 2 * HIDDEN_BYTES  # three sessions, each with its state and one to go back to
+    config = changed(config, kv=changed(config.kv, memory_bytes=room + HIDDEN_BYTES))
+    engine = InlineEngine(TinyRecurrentWorld(), config)
+    for name in "abc":
+        engine.create(name)
+        engine.next(name)
+        engine.next(name)
+    with pytest.raises(OmniError) as refused:
+        engine.create("d")
+    assert refused.value.code == ErrorCode.CAPACITY
+    assert engine.runner.memory().states <= room
