@@ -124,8 +124,8 @@ def load_openpi(folder: Path, options: LoadOptions, robot: openpi.Robot) -> Poli
 
     Whether it is pi0 or pi0.5 is read from the names of the weights. Raises ConfigError; says what does not fit."""
     config = openpi.read_config(folder, OpenPi)
-    stored = shapes_in(folder / WEIGHTS)
-    adaptive = any(".input_layernorm.dense." in name for name in stored)
+    stored = map(names(adaptive=False).of, shapes_in(folder / WEIGHTS))
+    adaptive = "norm.dense.weight" in stored
     geometry = _geometry(folder, config.paligemma_variant, config.action_expert_variant, 224)
     prompt_tokens = robot.prompt_tokens or (200 if adaptive else 48)
     dims = Pi0Config(
