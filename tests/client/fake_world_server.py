@@ -157,7 +157,7 @@ class FakeConnection:
                 controls=CONTROLS,
                 prompts=PROMPTS,
                 starts=("courtyard",),
-                oldest_rewind=0,
+                oldest_rewind=session.oldest_rewind,
                 re=start.id,
             )
         )
@@ -343,6 +343,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--stall-timeout-s", type=float, default=60.0)
     parser.add_argument("--handshake-timeout-s", type=float, default=10.0)
     parser.add_argument("--drop-every-s", type=float, default=None, help="cut all connections this often")
+    parser.add_argument("--no-branches", action="store_true", help="sessions can be neither forked nor rewound")
     return parser.parse_args(arguments)
 
 

@@ -163,11 +163,12 @@ class FakeSession:
         self.push(self.stream.reset_done(prompt=self.prompt, seed=self.seed, re=message.id))
 
     @property
-    def oldest_rewind(self) -> int:
-        return min(self.past, default=self.stream.next_chunk)
+    def oldest_rewind(self) -> int | None:
+        return None if self.options.no_branches else min(self.past, default=self.stream.next_chunk)
 
     def fork(self, message: SessionFork) -> FakeSession:
         """A branch, which the caller makes known; or `WireError`."""
+        self._branches()
         twin = FakeSession(self.start, message.session_id or secrets.token_hex(8), self.options)
         stream = self.stream
         twin.stream = stream.branch(
@@ -193,10 +194,10 @@ class FakeSession:
         return twin
 
     def rewind(self, message: SessionRewind) -> None:
-        index = message.chunk_index
+        index, oldest = message.chunk_index, self._branches()
         if index > self.stream.next_chunk:
             raise WireError(WireCode.INVALID_ARGUMENT, "still to come", path="$.chunk_index")
-        if index < self.oldest_rewind:
+        if index < oldest:
             raise WireError(WireCode.NOT_RETAINED, "too long ago", path="$.chunk_index")
         if self.pending:
             self.push(self.stream.event_discarded(tuple(self.pending), reason="rewind"))
@@ -214,6 +215,11 @@ class FakeSession:
                 re=message.id,
             )
         )
+
+    def _branches(self) -> int:
+        if self.oldest_rewind is None:
+            raise WireError(WireCode.UNSUPPORTED, "not in this world")
+        return self.oldest_rewind
 
     async def generate(self) -> None:
         """Blocks for as long as the session lives."""

@@ -304,6 +304,151 @@ def test_no_suggested_place_is_cut_off(open_page: OpenPage, url: str, viewport: 
         assert chips[-1]["bottom"] < viewport["height"] / 2, "the places leave room for the rest"
 
 
+def test_what_if_goes_on_in_two_ways_from_the_same_picture(open_page: OpenPage, url: str) -> None:
+    world = open_page(f"{url}?format=rgb24")
+    world.moves()
+    world.page.evaluate("""() => {
+        const context = realtimeOmni.branchWorld.getContext('2d');
+        const draw = context.drawImage.bind(context);
+        context.drawImage = (source, ...rest) => {
+            draw(source, ...rest);
+            if (source !== realtimeOmni.world) return;
+            const bytes = (canvas) => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.join();
+            window.sameStart = bytes(realtimeOmni.world) === bytes(realtimeOmni.branchWorld);
+        };
+    }""")
+    world.page.click("#fork")
+    both = world.wait("s.branch !== null && s.branch.phase === 'live' && s.branch.shownFrames > 3")
+    assert world.page.evaluate("window.sameStart") is True
+    assert both["branch"]["sessionId"] != both["sessionId"]
+    assert world.page.evaluate("document.activeElement.id") == "branch-prompt"
+    world.page.keyboard.type("a green garden")
+    world.page.keyboard.press("Enter")
+    world.wait("s.branch.prompt === 'a green garden'")
+    assert world.stats()["prompt"] != "a green garden"
+    world.page.keyboard.down("w")  # both move
+    shown = world.stats()
+    after = world.wait(
+        f"s.shownFrames > {shown['shownFrames'] + 6} && s.branch.shownFrames > {shown['branch']['shownFrames'] + 6}"
+    )
+    assert world.pixels() != world.pixels("branchWorld")
+    assert (after["applied"], after["branch"]["applied"]) > (0, 0)
+    world.page.keyboard.up("w")
+
+
+def test_keys_go_where_they_are_told_to(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    world.moves()
+    world.page.keyboard.press("f")
+    world.wait("s.branch !== null && s.branch.phase === 'live' && s.branch.shownFrames > 3")
+    world.page.check("input[value='branch']", force=True)
+    world.page.evaluate("document.activeElement.blur()")
+    before = world.wait("s.nextEventId > 0")
+    world.page.keyboard.down("d")
+    world.page.keyboard.up("d")
+    after = world.wait(f"s.branch.nextEventId >= {before['branch']['nextEventId'] + 2}")
+    keys = world.page.evaluate("[...document.querySelectorAll('.world')].map((w) => w.hasAttribute('data-keys'))")
+    assert keys == [False, True]
+    assert after["keys"] == []
+
+
+@pytest.mark.parametrize("which", ["first", "branch"])
+def test_one_of_the_two_is_kept(open_page: OpenPage, url: str, which: str) -> None:
+    world = open_page(url)
+    world.moves()
+    world.page.click("#fork")
+    both = world.wait("s.branch !== null && s.branch.phase === 'live' && s.branch.shownFrames > 3")
+    kept = both["sessionId"] if which == "first" else both["branch"]["sessionId"]
+    world.page.click("#keep" if which == "first" else "#branch-keep")
+    one = world.wait(f"s.branch === null && s.sessionId === {kept!r} && s.phase === 'live'")
+    assert world.moves()["chunkIndex"] >= one["chunkIndex"]
+    assert not world.page.is_visible("#branch-view")
+    assert world.page.is_visible("#fork")
+    world.page.keyboard.down("w")
+    world.wait("s.latencyMs !== null")  # the keys go to it
+
+
+def test_both_survive_a_cut_and_a_pause(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    world.moves()
+    world.page.click("#fork")
+    world.wait("s.branch !== null && s.branch.phase === 'live' && s.branch.shownFrames > 3")
+    world.page.evaluate("document.activeElement.blur()")
+    world.page.keyboard.press("p")
+    world.wait("s.phase === 'paused' && s.branch.phase === 'paused'")
+    world.page.keyboard.press("p")
+    world.page.evaluate("realtimeOmni.cut()")
+    shown = world.stats()
+    world.wait(
+        f"s.shownFrames > {shown['shownFrames'] + 6} && s.branch.shownFrames > {shown['branch']['shownFrames'] + 6}"
+    )
+
+
+def test_going_back_shows_the_earlier_picture_and_the_chunk_goes_back(open_page: OpenPage, url: str) -> None:
+    world = open_page(f"{url}?format=rgb24")
+    world.page.keyboard.down("d")
+    world.wait("s.chunkIndex > 6")
+    world.page.keyboard.press("p")
+    paused = world.wait("s.phase === 'paused' && s.received === s.shown")
+    moments = world.page.locator("#past button:not(:disabled)")
+    kept = moments.nth(1).evaluate("""(button) => {
+        const canvas = button.querySelector('canvas');
+        const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+        const gray = (i) => Math.round((data[4 * i] + 2 * data[4 * i + 1] + data[4 * i + 2]) / 4);
+        return Array.from({ length: data.length / 4 }, (_, i) => gray(i));
+    }""")
+    count = moments.count()
+    assert count > 2
+    moments.nth(1).focus()
+    world.page.keyboard.press("Enter")
+    back = world.wait("s.epoch === 1")
+    assert back["chunkIndex"] == paused["chunkIndex"] - count + 1
+    assert back["shown"] == (back["chunkIndex"] + 1) * 3
+    assert world.pixels() == kept
+    assert back["phase"] == "paused"
+    world.page.keyboard.press("p")
+    walked = world.moves()
+    assert (walked["sessionId"], walked["epoch"]) == (paused["sessionId"], 1)
+
+
+def test_the_button_goes_back_a_second(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    world.wait("s.chunkIndex > 8")
+    before = world.stats()
+    world.page.click("#back")
+    after = world.wait("s.epoch === 1")
+    assert after["chunkIndex"] < before["chunkIndex"]
+    world.moves()
+
+
+def test_a_world_that_cannot_branch_offers_neither(open_page: OpenPage, start_server: StartServer) -> None:
+    world = open_page(start_server("fake", "--no-branches"))
+    world.moves()
+    assert not world.page.is_visible("#fork")
+    assert not world.page.is_visible("#back")
+    assert not world.page.is_visible("#past-section")
+
+
+@pytest.mark.parametrize("viewport", [PHONE, PHONE_ON_ITS_SIDE, LAPTOP_SMALL], ids=["upright", "on its side", "laptop"])
+def test_two_pictures_fit_on_one_screen(open_page: OpenPage, url: str, viewport: dict[str, int]) -> None:
+    world = open_page(url, viewport=viewport, touch=viewport is not LAPTOP_SMALL)
+    world.moves()
+    world.page.keyboard.press("f")
+    world.wait("s.branch !== null && s.branch.shownFrames > 3")
+    width = world.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert width[0] <= width[1] == viewport["width"]
+    boxes = {}
+    for selector in ("#view", "#branch-view", "#keep", "#branch-keep", '[data-key="a"]', '[data-key="l"]'):
+        box = boxes[selector] = world.page.locator(selector).bounding_box()
+        assert 0 <= box["x"] <= viewport["width"] - box["width"], selector
+        assert 0 <= box["y"] <= viewport["height"] - box["height"], selector
+    first, second = boxes["#view"], boxes["#branch-view"]
+    assert min(first["width"], second["width"]) >= 180
+    stacked = viewport is PHONE
+    assert (second["y"] >= first["y"] + first["height"]) == stacked
+    assert (second["x"] >= first["x"] + first["width"]) == (not stacked)
+
+
 def test_an_own_picture_is_cut_to_size_and_sent(open_page: OpenPage, url: str) -> None:
     world = open_page(url)
     world.moves()

@@ -109,16 +109,16 @@ class World:
         shown = self.stats()["shownFrames"]
         return self.wait(f"s.phase === 'live' && s.shownFrames >= {shown + frames}", timeout_s)
 
-    def pixels(self) -> list[int]:
-        """The world as it is shown, in its own size, gray, row by row."""
-        script = """() => {
-            const { width, height } = realtimeOmni.world;
-            const data = realtimeOmni.world.getContext('2d').getImageData(0, 0, width, height).data;
+    def pixels(self, canvas: str = "world") -> list[int]:
+        """The world (or ``branchWorld``) as it is shown, in its own size, gray, row by row."""
+        script = """(canvas) => {
+            const { width, height } = realtimeOmni[canvas];
+            const data = realtimeOmni[canvas].getContext('2d').getImageData(0, 0, width, height).data;
             const gray = [];
             for (let i = 0; i < data.length; i += 4) gray.push(Math.round((data[i] + 2 * data[i + 1] + data[i + 2]) / 4));
             return gray;
         }"""
-        return list(self.page.evaluate(script))
+        return list(self.page.evaluate(script, canvas))
 
     def text(self, selector: str) -> str:
         return str(self.page.inner_text(selector)).strip()

@@ -1,8 +1,9 @@
 // The page's middle: one connection, one player, one set of controls, and what each tells the others.
 
+import { Branch } from "./branch";
 import { apiKey, fetchModels, KeyWanted, packPicture, Refused, startOf, type ModelInfo } from "./api";
 import { Connection, type Link } from "./connection";
-import { Controls } from "./controls";
+import { Controls, type Shortcut } from "./controls";
 import { preferredFormat } from "./decoder";
 import { byId } from "./dom";
 import { keysOf } from "./held";
@@ -11,14 +12,16 @@ import { WorldMachine, type ResetOptions, type StartOptions } from "./machine";
 import { closedNotice, errorNotice, explain, failedNotice, type Action } from "./messages";
 import { LatencyMeter, RateMeter } from "./meters";
 import { Panel, promptOf } from "./panel";
+import { Past } from "./past";
 import { WorldPicture } from "./picture";
 import { Player } from "./player";
-import { HELD_KEYS_SCHEMA, type Chunk, type Format, type Frame, type ServerError, type ServerMessage, type Started } from "./protocol";
+import { HELD_KEYS_SCHEMA, type Chunk, type Forked, type Format, type Frame, type Rewound, type ServerError, type ServerMessage, type Started } from "./protocol";
 import { linkText, View, type Hint } from "./view";
 
 export interface AppOptions { format: Format | null; model: string | null; debug: boolean }
 
 const START_PICTURE_BYTES = 3_000_000; // a session.start may be 4 MiB
+const BACK_S = 1; // how far the button goes back
 const TURNS: readonly string[] = ["j", "l"];
 const STRAIGHT_ON_S = 2.5; // long enough to reach the next wall
 const OVER = new Set(["session_gone", "session_not_found", "resume_refused", "session_exists"]);
@@ -34,26 +37,28 @@ export class App {
     onPrompt: (prompt) => this.prompt(prompt),
     onReset: () => void this.reset(),
     onRenew: () => void this.renew(),
-    onClose: () => this.close(),
+    onClose: () => this.end(),
     onModel: (name) => { this.model = name; this.panel.beginning = null; void this.renew(); },
   });
-  private readonly controls = new Controls(byId("view"), byId("stick"), {
+  private readonly branch = new Branch(this.url, () => apiKey.get(), (text) => this.log(text));
+  private readonly past = new Past((nextChunk) => this.rewind(nextChunk));
+  private readonly controls = new Controls([
+    { view: byId("view"), stick: byId("stick") }, { view: byId("branch-view"), stick: byId("branch-stick") },
+  ], {
     onKeys: (keys, at) => {
       this.walked ||= keys.length > 0;
       this.turned ||= keys.some((key) => TURNS.includes(key));
       this.sendKeys(at);
     },
-    onShortcut: (name) => (name === "prompt" ? this.panel.focusPrompt() : this.togglePause()),
+    onShortcut: (name) => this.shortcut(name),
   });
-  private readonly connection = new Connection(
-    `${location.origin.replace(/^http/, "ws")}${this.base}/v1/realtime/world`, () => apiKey.get(), {
-      onLink: (link) => this.linkChanged(link),
-      onMessage: (message) => this.received(message),
-      onFrame: (frame) => { this.player.push(frame); },
-      onBytes: (bytes) => this.bytes.add(performance.now(), bytes),
-      onBroken: (reason) => this.log(`protocol: ${reason}`),
-    },
-  );
+  private readonly connection = new Connection(this.url, () => apiKey.get(), {
+    onLink: (link) => this.linkChanged(link),
+    onMessage: (message) => this.received(message),
+    onFrame: (frame) => { this.player.push(frame); },
+    onBytes: (bytes) => this.bytes.add(performance.now(), bytes),
+    onBroken: (reason) => this.log(`protocol: ${reason}`),
+  });
   private readonly frames = new RateMeter();
   private readonly bytes = new RateMeter();
   private readonly latency = new LatencyMeter();
@@ -75,6 +80,13 @@ export class App {
   constructor(private readonly options: AppOptions) {
     this.model = options.model;
     byId("pause").addEventListener("click", () => this.togglePause());
+    byId("back").addEventListener("click", () => this.goBack());
+    byId("fork").addEventListener("click", () => this.fork());
+    byId("keep").addEventListener("click", () => this.keepFirst());
+    byId("branch-keep").addEventListener("click", () => this.keepBranch());
+    for (const choice of keyChoices()) choice.addEventListener("change", () => this.chooseKeys());
+    askingForm("first-form", (prompt) => this.prompt(prompt));
+    askingForm("branch-form", (prompt) => this.branch.ask(prompt));
     byId("full").addEventListener("click", () => void toggleFullScreen());
     document.addEventListener("visibilitychange", () => this.visibilityChanged());
     window.addEventListener("pagehide", () => this.keepSession());
@@ -105,6 +117,7 @@ export class App {
         format: this.machine.format, lastFrameIndex: this.lastFrame?.frame ?? null, shownFrames: this.player.shownFrames,
         waiting: this.player.waiting, chunkIndex: this.machine.chunkIndex, fps: this.frames.perSecond(performance.now()),
         appliedEventId: this.lastFrame?.appliedEventId ?? null, latencyMs: this.latency.median, lastLatencyMs: this.latency.last,
+        oldestRewind: this.machine.oldestRewind, branch: this.branch.active ? this.branchStats() : null,
         keys: this.controls.held.keys(), tickMs: this.lastChunk?.timings_ms.tick ?? null, errors: [...this.errors],
       }),
       /** Cuts the socket as a lost network would. */
@@ -112,10 +125,20 @@ export class App {
       breakDecoder: () => this.fallBack("asked by a test"),
       /** The world in its own size. */
       world: this.picture.world,
+      branchWorld: this.branch.picture.world,
+    };
+  }
+
+  private branchStats() {
+    const { machine, shownFrames } = this.branch;
+    return {
+      ...machine.statistics(), sessionId: machine.session?.session_id ?? null, prompt: machine.prompt, shownFrames,
+      chunkIndex: machine.chunkIndex,
     };
   }
 
   private get machine(): WorldMachine { return this.connection.machine; }
+  private get url(): string { return `${location.origin.replace(/^http/, "ws")}${this.base}/v1/realtime/world`; }
   private get base(): string { return new URL(".", document.baseURI).pathname.replace(/\/$/, ""); }
   private get live(): boolean { return ["live", "paused"].includes(this.machine.phase); }
 
@@ -161,6 +184,7 @@ export class App {
 
   private async renew(): Promise<void> {
     if (!this.panel.seedIsValid()) return;
+    this.backToOne();
     if (this.live || this.machine.phase === "failed") this.connection.send(this.machine.command("session.close"));
     keptSession.forget();
     this.stopShowing();
@@ -179,6 +203,7 @@ export class App {
   private async reset(): Promise<void> {
     if (!this.panel.seedIsValid()) return;
     if (!this.live && this.machine.phase !== "failed") return void this.renew();
+    this.backToOne();
     const options: ResetOptions = {};
     if (this.panel.seed !== undefined) options.seed = this.panel.seed;
     const { beginning } = this.panel;
@@ -207,16 +232,109 @@ export class App {
 
   /** `pressedAt` is when the user did it; null for what the page sends again of its own, which measures nothing. */
   private sendKeys(pressedAt: number | null): void {
-    if (!this.live || this.track === null) return;
+    if (this.track === null) return;
     const tMs = Math.max(0, Math.round((pressedAt ?? performance.now()) - this.startedAt));
-    const { message, eventId } = this.machine.heldKeys(this.track, this.controls.held.keys(), tMs);
+    const held = this.controls.held.keys();
+    if (this.branch.active) this.branch.hold(this.track, this.keysTo === "first" ? [] : held, tMs);
+    if (!this.live) return;
+    const { message, eventId } = this.machine.heldKeys(this.track, this.keysTo === "branch" ? [] : held, tMs);
     if (this.connection.send(message) && pressedAt !== null) this.latency.sent(eventId, pressedAt);
   }
 
   private togglePause(): void {
     if (!this.live) return;
-    this.connection.send(this.machine.command(this.machine.phase === "paused" ? "session.resume_play" : "session.pause"));
+    const paused = this.machine.phase === "paused";
+    this.connection.send(this.machine.command(paused ? "session.resume_play" : "session.pause"));
+    this.branch.pause(!paused);
     this.pausedByPage = false;
+  }
+
+  private shortcut(name: Shortcut): void {
+    switch (name) {
+      case "prompt": return this.panel.focusPrompt();
+      case "pause": return this.togglePause();
+      case "back": return this.goBack();
+      case "fork": return this.fork();
+    }
+  }
+
+  // ------------------------------------------------------------------------------------------------ going back, and what if
+
+  private get canBranch(): boolean {
+    return (this.live || this.machine.phase === "failed") && this.machine.oldestRewind !== null && !this.branch.active;
+  }
+
+  private goBack(): void {
+    const { fps, frames_per_block } = this.machine.session ?? { fps: 1, frames_per_block: 1 };
+    const moment = this.past.before(Math.max(1, Math.round((fps * BACK_S) / frames_per_block)));
+    if (moment !== null) this.rewind(moment);
+    else if (this.canBranch) this.view.say("There is nothing to go back to yet.");
+  }
+
+  private rewind(nextChunk: number): void {
+    if (this.canBranch) this.connection.send(this.machine.rewind(nextChunk));
+  }
+
+  private fork(): void {
+    if (this.canBranch) this.connection.send(this.machine.fork());
+  }
+
+  private split(forked: Forked): void {
+    if (this.branch.active) return;
+    this.branch.begin(this.machine.branch(forked), this.machine.format, this.picture.world);
+    this.showTwo(true);
+    this.sendKeys(null);
+    byId<HTMLInputElement>("branch-prompt").focus({ preventScroll: true });
+  }
+
+  private keepFirst(): void {
+    this.backToOne();
+    this.view.say("The other branch is closed.");
+  }
+
+  /** The branch becomes the walk: its session moves to the page's first connection. */
+  private keepBranch(): void {
+    const machine = this.branch.release();
+    this.picture.draw(this.branch.picture.world);
+    this.close();
+    this.past.clear();
+    this.latency.forget();
+    this.showTwo(false);
+    if (machine.session && machine.canResume) this.connection.comeBack(machine, this.machine.format);
+    else void this.renew();
+  }
+
+  private backToOne(): void {
+    this.branch.end();
+    this.showTwo(false);
+  }
+
+  private showTwo(two: boolean): void {
+    document.body.toggleAttribute("data-two", two);
+    for (const id of ["branch-pane", "keys-to", "first-foot"]) byId(id).hidden = !two;
+    byId<HTMLInputElement>("keys-both").checked = true;
+    this.chooseKeys();
+    this.refreshBack();
+  }
+
+  private get keysTo(): string {
+    return keyChoices().find(({ checked }) => checked)!.value;
+  }
+
+  private chooseKeys(): void {
+    byId("world").toggleAttribute("data-keys", this.keysTo !== "branch");
+    byId("branch-world").toggleAttribute("data-keys", this.keysTo !== "first");
+    if (this.branch.active) this.sendKeys(null); // who loses the keys lets them go
+  }
+
+  private refreshBack(): void {
+    byId("fork").hidden = byId("back").hidden = this.machine.oldestRewind === null || this.branch.active;
+    byId("past").toggleAttribute("inert", this.branch.active);
+  }
+
+  private end(): void {
+    this.backToOne();
+    this.close();
   }
 
   private close(): void {
@@ -229,7 +347,7 @@ export class App {
       case "restart": return void this.renew();
       case "rollback": return void this.connection.send(this.machine.command("session.rollback"));
       case "reset": return void this.reset();
-      case "close": return this.close();
+      case "close": return this.end();
       case "play": return this.togglePause();
       default: return;
     }
@@ -239,8 +357,10 @@ export class App {
   private visibilityChanged(): void {
     if (document.hidden && this.machine.phase === "live" && !this.leaving) {
       this.pausedByPage = this.connection.send(this.machine.command("session.pause"));
+      this.branch.pause(true);
     } else if (!document.hidden && this.pausedByPage) {
       if (this.live) this.connection.send(this.machine.command("session.resume_play"));
+      this.branch.pause(false);
       this.pausedByPage = false;
     }
   }
@@ -251,6 +371,7 @@ export class App {
     switch (message.type) {
       case "session.started":
         this.player.stop();
+        this.past.clear();
         this.settle(message);
         return this.playing();
       case "session.resumed":
@@ -271,11 +392,14 @@ export class App {
       case "session.playing":
       case "session.recovered": return this.playing();
       case "session.reset_done":
-        this.player.flush();
+        this.player.flush(message.epoch);
         this.latency.forget();
+        this.past.clear();
         this.panel.showSeed(message.seed);
         this.place();
         return this.machine.phase === "paused" ? undefined : this.playing();
+      case "session.rewound": return this.wentBack(message);
+      case "session.forked": return this.split(message);
       case "session.failed":
         this.controls.enabled = false;
         this.controls.releaseAll();
@@ -313,6 +437,17 @@ export class App {
     return renewed;
   }
 
+  private wentBack(rewound: Rewound): void {
+    this.player.flush(rewound.epoch);
+    this.latency.forget();
+    const picture = this.past.backTo(rewound.chunk_index);
+    if (picture) this.picture.draw(picture);
+    this.place();
+    this.sendKeys(null); // the world holds the keys of that moment: what is held now rules
+    if (this.machine.phase === "paused") this.view.hide();
+    else this.playing();
+  }
+
   private playing(): void {
     this.controls.enabled = true;
     this.player.restartBeat();
@@ -347,6 +482,8 @@ export class App {
     if (["live", "paused", "failed"].includes(this.machine.phase)) this.connection.send(this.machine.ack());
     if (this.machine.phase === "live") this.view.hide();
     this.view.hint(this.hintNow());
+    if (frame.last) this.past.shown(frame.chunkIndex, this.picture.world, this.machine.oldestRewind);
+    this.refreshBack();
     this.place();
   }
 
@@ -386,6 +523,7 @@ export class App {
   }
 
   private stopShowing(): void {
+    this.past.clear();
     this.controls.enabled = false;
     this.controls.releaseAll();
     this.player.flush();
@@ -450,6 +588,23 @@ export class App {
     view.strip("bytes", `${(this.bytes.perSecond(now) / 1000).toFixed(0)} kB/s`);
     view.strip("rtt", this.connection.rttMs === null ? "–" : `${Math.round(this.connection.rttMs)} ms`);
   }
+}
+
+function keyChoices(): HTMLInputElement[] {
+  return [...document.querySelectorAll<HTMLInputElement>('input[name="keys-to"]')];
+}
+
+/** A line to describe a place in, under one of two pictures. */
+function askingForm(id: string, onPrompt: (prompt: string) => void): void {
+  const form = byId<HTMLFormElement>(id);
+  const input = form.querySelector("input")!;
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const prompt = input.value.trim();
+    if (prompt === "") return;
+    onPrompt(prompt);
+    input.blur(); // back to walking
+  });
 }
 
 async function toggleFullScreen(): Promise<void> {

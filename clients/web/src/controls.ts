@@ -6,8 +6,13 @@ import { HeldKeys, keyOf, stickKeys, type WorldKey } from "./held";
 export interface ControlsHooks {
   /** The set of held keys has changed, by an event that happened at `at` (performance.now clock). */
   onKeys: (keys: WorldKey[], at: number) => void;
-  onShortcut: (name: "prompt" | "pause") => void;
+  onShortcut: (name: Shortcut) => void;
 }
+export type Shortcut = "prompt" | "pause" | "back" | "fork";
+
+/** A picture that is dragged on, and the stick that shows the drag. */
+export interface Surface { view: HTMLElement; stick: HTMLElement }
+const SHORTCUTS: Record<string, Shortcut> = { KeyP: "pause", KeyR: "back", KeyF: "fork" };
 
 const STICK_RADIUS = 30;
 
@@ -15,18 +20,16 @@ export class Controls {
   readonly held = new HeldKeys();
   enabled = false;
   private readonly pads: HTMLButtonElement[];
-  private dragOrigin: { id: number; x: number; y: number } | null = null;
+  private dragOrigin: { id: number; x: number; y: number; stick: HTMLElement } | null = null;
 
-  constructor(
-    private readonly view: HTMLElement, private readonly stick: HTMLElement, private readonly hooks: ControlsHooks,
-  ) {
+  constructor(surfaces: readonly Surface[], private readonly hooks: ControlsHooks) {
     this.pads = [...document.querySelectorAll<HTMLButtonElement>(".pad button[data-key]")];
     document.addEventListener("keydown", (event) => this.keyDown(event));
     document.addEventListener("keyup", (event) => this.keyUp(event));
     window.addEventListener("blur", () => this.releaseAll());
     document.addEventListener("visibilitychange", () => { if (document.hidden) this.releaseAll(); });
     for (const pad of this.pads) this.listenPad(pad);
-    this.listenDrag();
+    for (const surface of surfaces) this.listenDrag(surface);
   }
 
   releaseAll(): void {
@@ -68,7 +71,7 @@ export class Controls {
     } else if (event.key === "/" && !event.repeat) {
       event.preventDefault();
       this.hooks.onShortcut("prompt");
-    } else if (event.code === "KeyP" && !event.repeat) this.hooks.onShortcut("pause");
+    } else if (SHORTCUTS[event.code] && !event.repeat) this.hooks.onShortcut(SHORTCUTS[event.code]!);
   }
 
   private keyUp(event: KeyboardEvent): void {
@@ -103,41 +106,41 @@ export class Controls {
 
   // ---------------------------------------------------------------- drag: a stick where the pointer went down
 
-  private listenDrag(): void {
-    this.view.addEventListener("pointerdown", (event) => {
+  private listenDrag({ view, stick }: Surface): void {
+    view.addEventListener("pointerdown", (event) => {
       if (event.button !== 0 || this.dragOrigin || !this.enabled) return;
       (document.activeElement as HTMLElement | null)?.blur(); // a click on the world leaves the text box
-      this.view.setPointerCapture(event.pointerId);
-      this.dragOrigin = { id: event.pointerId, x: event.clientX, y: event.clientY };
-      const box = this.view.getBoundingClientRect();
-      this.stick.style.left = `${event.clientX - box.left}px`;
-      this.stick.style.top = `${event.clientY - box.top}px`;
-      this.moveStick(0, 0);
-      this.stick.hidden = false;
+      view.setPointerCapture(event.pointerId);
+      this.dragOrigin = { id: event.pointerId, x: event.clientX, y: event.clientY, stick };
+      const box = view.getBoundingClientRect();
+      stick.style.left = `${event.clientX - box.left}px`;
+      stick.style.top = `${event.clientY - box.top}px`;
+      moveStick(stick, 0, 0);
+      stick.hidden = false;
     });
-    this.view.addEventListener("pointermove", (event) => {
+    view.addEventListener("pointermove", (event) => {
       if (event.pointerId !== this.dragOrigin?.id) return;
       const dx = event.clientX - this.dragOrigin.x;
       const dy = event.clientY - this.dragOrigin.y;
-      this.moveStick(dx, dy);
+      moveStick(stick, dx, dy);
       if (this.enabled) this.changed(this.held.hold(stickKeys(dx, dy), "drag"), event.timeStamp);
     });
     for (const type of ["pointerup", "pointercancel", "lostpointercapture"] as const) {
-      this.view.addEventListener(type, (event) => { if (event.pointerId === this.dragOrigin?.id) this.endDrag(); });
+      view.addEventListener(type, (event) => { if (event.pointerId === this.dragOrigin?.id) this.endDrag(); });
     }
   }
 
   private endDrag(): void {
+    if (this.dragOrigin) this.dragOrigin.stick.hidden = true;
     this.dragOrigin = null;
-    this.stick.hidden = true;
     this.changed(this.held.hold([], "drag"), performance.now());
   }
+}
 
-  private moveStick(dx: number, dy: number): void {
-    const reach = Math.min(1, STICK_RADIUS / Math.max(Math.hypot(dx, dy), 1));
-    this.stick.style.setProperty("--x", `${dx * reach}px`);
-    this.stick.style.setProperty("--y", `${dy * reach}px`);
-  }
+function moveStick(stick: HTMLElement, dx: number, dy: number): void {
+  const reach = Math.min(1, STICK_RADIUS / Math.max(Math.hypot(dx, dy), 1));
+  stick.style.setProperty("--x", `${dx * reach}px`);
+  stick.style.setProperty("--y", `${dy * reach}px`);
 }
 
 function takesText(target: EventTarget | null): boolean {

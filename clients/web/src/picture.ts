@@ -4,6 +4,9 @@
 
 import type { Picture } from "./decoder";
 
+/** A decoded frame, or a canvas with a picture of before. */
+type Drawable = Picture | HTMLCanvasElement;
+
 const GLOW_PIXELS = 8; // the glow is the world averaged to this many pixels a side, spread out behind the stage
 
 export class WorldPicture {
@@ -11,15 +14,15 @@ export class WorldPicture {
   private readonly spread = document.createElement("canvas");
   private readonly worldContext: CanvasRenderingContext2D;
   private readonly viewContext: CanvasRenderingContext2D;
-  private readonly glowContext: CanvasRenderingContext2D;
+  private readonly glowContext: CanvasRenderingContext2D | null;
   private empty = true;
 
-  constructor(private readonly view: HTMLCanvasElement, private readonly glow: HTMLCanvasElement) {
+  constructor(private readonly view: HTMLCanvasElement, glow: HTMLCanvasElement | null) {
     this.worldContext = this.world.getContext("2d", { alpha: false, willReadFrequently: true })!;
     this.viewContext = view.getContext("2d", { alpha: false })!;
-    this.glowContext = glow.getContext("2d", { alpha: false })!;
+    this.glowContext = glow?.getContext("2d", { alpha: false }) ?? null;
     this.spread.width = this.spread.height = GLOW_PIXELS;
-    glow.width = glow.height = GLOW_PIXELS * 6;
+    if (glow) glow.width = glow.height = GLOW_PIXELS * 6;
     new ResizeObserver(() => this.fit()).observe(view);
   }
 
@@ -31,7 +34,7 @@ export class WorldPicture {
     this.fit();
   }
 
-  draw(picture: Picture): void {
+  draw(picture: Drawable): void {
     this.worldContext.drawImage(picture, 0, 0, this.world.width, this.world.height);
     this.empty = false;
     this.paint();
@@ -40,6 +43,7 @@ export class WorldPicture {
   clear(): void {
     this.empty = true;
     for (const context of [this.worldContext, this.viewContext, this.glowContext]) {
+      if (!context) continue;
       context.fillStyle = "#0b0e14";
       context.fillRect(0, 0, context.canvas.width, context.canvas.height);
     }
@@ -61,11 +65,12 @@ export class WorldPicture {
     viewContext.imageSmoothingEnabled = true;
     viewContext.imageSmoothingQuality = "high";
     viewContext.drawImage(this.world, 0, 0, this.view.width, this.view.height);
+    if (!glowContext) return;
     const spreadContext = spread.getContext("2d", { alpha: false })!;
     spreadContext.imageSmoothingQuality = "medium";
     spreadContext.drawImage(this.world, 0, 0, spread.width, spread.height);
     glowContext.imageSmoothingQuality = "high";
     glowContext.globalAlpha = 0.5; // follows the picture slowly, so that it glows and does not flicker
-    glowContext.drawImage(spread, 0, 0, this.glow.width, this.glow.height);
+    glowContext.drawImage(spread, 0, 0, glowContext.canvas.width, glowContext.canvas.height);
   }
 }

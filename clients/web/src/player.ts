@@ -17,6 +17,7 @@ export class Player {
   private pacer = new Pacer(10, 3);
   private queue: { frame: Frame; picture: Picture }[] = [];
   private generation = 0;
+  private epoch = 0;
   private stream = "";
   private scheduled = false;
 
@@ -57,9 +58,10 @@ export class Player {
     this.decoder?.decode(frame);
   }
 
-  /** Forgets everything that was not shown yet: the world was reset. */
-  flush(): void {
+  /** Forgets everything that was not shown yet, and what is still being decoded of the epochs before this one. */
+  flush(epoch = 0): void {
     this.generation += 1;
+    this.epoch = epoch;
     for (const { picture } of this.queue) picture.close();
     this.queue = [];
     this.pacer.restart();
@@ -81,8 +83,7 @@ export class Player {
   }
 
   private decoded(frame: Frame, picture: Picture): void {
-    const newest = this.queue.at(-1)?.frame;
-    if (newest && frame.epoch < newest.epoch) return picture.close();
+    if (frame.epoch < this.epoch) return picture.close();
     this.queue.push({ frame, picture });
     this.schedule();
   }
