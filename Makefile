@@ -89,6 +89,13 @@ $(STAMPS)/node:
 $(STAMPS)/chromium:
 	$(call system_package,chromium,chromium)
 
+# Robot clients that are not ours, for tests/conformance: a folder of their own, because some of them ask for an older numpy.
+ROBOTS := tests/conformance/openpi/requirements.txt
+$(STAMPS)/robots.done: $(STAMPS)/install $(ROBOTS)
+	@rm -rf $(STAMPS)/robots
+	$(PIP) install --quiet --no-deps --target $(STAMPS)/robots -r $(ROBOTS)
+	@touch $@
+
 # -- checks --------------------------------------------------------------------------------------------------------
 
 lint: install
@@ -119,7 +126,7 @@ web:
 	@echo "web: skipped, $(WEB)/package.json does not exist yet"
 endif
 
-pytest: install $(STAMPS)/chromium $(STAMPS)/node
+pytest: install $(STAMPS)/robots.done $(STAMPS)/chromium $(STAMPS)/node
 	$(BIN)/python -m pytest $(REQ_STRICT) $(PYTEST_ARGS)
 
 clean:
