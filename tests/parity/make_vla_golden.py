@@ -47,7 +47,7 @@ WORDS += [str(i) for i in range(256)]
 WORDS += ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
 
 
-_HEADS = {"layers": 2, "heads": 8, "kv_heads": 1, "head_dim": 8}
+_HEADS = {"layers": 3, "heads": 8, "kv_heads": 1, "head_dim": 8}
 PI_GEOMETRY = {
     "vision": {"image_size": 28, "patch": 14, "width": 24, "layers": 2, "heads": 3, "mlp_width": 40},
     "language": {"width": 32, "mlp_width": 48, **_HEADS},

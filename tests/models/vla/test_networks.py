@@ -11,6 +11,7 @@ from torch import Tensor
 from models.vla import tiny
 from realtime_omni.models.common.vla.attention import DensePrefixAttention, Prefix, PrefixKV, attend
 from realtime_omni.models.common.vla.network import FlowNetwork, PolicyInputs, encode, sample
+from realtime_omni.models.smolvla.network import gated_mlp_width
 from realtime_omni.rtc.rules import Guided, Jacobian, TrainedPrefix
 
 
@@ -182,3 +183,9 @@ def test_packing_keeps_order_positions_and_blocks() -> None:
 def test_steps_below_one_are_refused(network: FlowNetwork) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         sample(network, encode(network, tiny.row(1)), tiny.noise(), steps=0)
+
+
+@pytest.mark.parametrize(("width", "inner"), [(720, 2048), (384, 1024), (18, 256)])
+def test_the_experts_mlp_width_by_hand(width: int, inner: int) -> None:
+    """4 * int(2 * width / 3), up to the next multiple of 256: 1920, 1024 and 48 before."""
+    assert gated_mlp_width(width) == inner
