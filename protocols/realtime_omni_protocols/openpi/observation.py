@@ -26,6 +26,8 @@ MAX_PROMPT_CHARS = 2_000
 
 Array: TypeAlias = npt.NDArray[Any]
 Image: TypeAlias = npt.NDArray[np.uint8]
+Found: TypeAlias = tuple[object, str]
+"""A value and its path."""
 ImageDecoder: TypeAlias = Callable[[EncodedImage], Image]
 """PNG or JPEG to uint8 RGB ``[H, W, 3]``; ``PolicyError(image_invalid)`` when it cannot."""
 
@@ -49,7 +51,6 @@ class ObservationReader:
     def __init__(self, contract: PolicyContract) -> None:
         self.contract = contract
         self._slots: dict[str, Camera | StateField | None] = dict.fromkeys(contract.ignored)
-        self._slots |= dict.fromkeys(contract.prompt_keys)
         for slot in contract.slots:
             self._slots |= dict.fromkeys(slot.wire_names, slot)
 
@@ -59,14 +60,19 @@ class ObservationReader:
         Raises:
             PolicyError: with the code and the path of the first thing that is wrong.
         """
-        found = self._collect(message)
+        found: dict[str, Found] = {}
+        prompts = self._collect(message, found)
         images = {camera.name: self._image(camera, found.get(camera.name), decode) for camera in self.contract.cameras}
-        return Observation(images=images, state=self._state(found), prompt=self._prompt(message))
+        return Observation(images=images, state=self._state(found), prompt=self._prompt(prompts))
 
-    def _collect(self, message: Mapping[str, object]) -> dict[str, tuple[object, str]]:
-        """Value and path by slot name; what no slot knows is refused here."""
-        found: dict[str, tuple[object, str]] = {}
+    def _collect(self, message: Mapping[str, object], found: dict[str, Found]) -> list[Found]:
+        """Sort the members by slot name into ``found``, and return the prompts. What no slot knows is refused here."""
+        prompts = []
         for key, value, path in _leaves(message, "", "$"):
+            if key in self.contract.prompt_keys:
+                if value is not None:
+                    prompts.append((value, path))
+                continue
             if key not in self._slots:
                 raise self._unknown(key, value, path)
             slot = self._slots[key]
@@ -75,20 +81,20 @@ class ObservationReader:
             if slot.name in found:
                 raise PolicyError(PolicyCode.KEY_DUPLICATE, f"{slot.name} came already under another name", path)
             found[slot.name] = (value, path)
-        return found
+        return prompts
 
     def _unknown(self, key: str, value: object, path: str) -> PolicyError:
         pictured = isinstance(value, EncodedImage) or (isinstance(value, np.ndarray) and value.ndim >= 3)
         if pictured or "image" in key:
             names = [camera.wire_names[0] for camera in self.contract.cameras if camera.rule != "empty"]
             return PolicyError(PolicyCode.CAMERA_UNKNOWN, f"no camera has this name; known: {', '.join(names)}", path)
-        near = difflib.get_close_matches(key[:128], self._slots, n=1)
+        near = difflib.get_close_matches(key[:128], [*self._slots, *self.contract.prompt_keys], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return PolicyError(PolicyCode.KEY_UNKNOWN, f"this policy knows no such key{hint}", path)
 
     # ---- cameras
 
-    def _image(self, camera: Camera, found: tuple[object, str] | None, decode: ImageDecoder | None) -> Image | None:
+    def _image(self, camera: Camera, found: Found | None, decode: ImageDecoder | None) -> Image | None:
         if found is None:
             if camera.rule == "required":
                 path = child_path("$", camera.wire_names[0])
@@ -103,7 +109,7 @@ class ObservationReader:
 
     # ---- state
 
-    def _state(self, found: dict[str, tuple[object, str]]) -> Float32:
+    def _state(self, found: dict[str, Found]) -> Float32:
         state = np.zeros(self.contract.state_dim, np.float32)
         at = 0
         for field in self.contract.state:
@@ -117,12 +123,7 @@ class ObservationReader:
 
     # ---- prompt
 
-    def _prompt(self, message: Mapping[str, object]) -> str:
-        given = [
-            (value, path)
-            for key, value, path in _leaves(message, "", "$")
-            if key in self.contract.prompt_keys and value is not None
-        ]
+    def _prompt(self, given: list[Found]) -> str:
         if len(given) > 1:
             raise PolicyError(PolicyCode.KEY_DUPLICATE, "the prompt came already under another name", given[1][1])
         if given:

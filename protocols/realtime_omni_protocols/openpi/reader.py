@@ -26,13 +26,12 @@ MAX_DEPTH = 16
 MAX_ITEMS = 16_384
 """Values in one frame, keys included. Numbers travel as arrays, so an observation has about 40."""
 MAX_STRING_BYTES = 64 * 1024
-MAX_KEY_BYTES = 256
 
 MapHook: TypeAlias = Callable[[dict[str, object], bool], object]
 """Makes a value of a finished map: (members, whether a key was binary). Its errors get their path here."""
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-# Lead byte -> (bytes of the number that follows, struct format of it).
+# Lead byte -> the number that follows.
 _NUMBERS = {
     0xCA: struct.Struct(">f"),
     0xCB: struct.Struct(">d"),
@@ -47,6 +46,8 @@ _NUMBERS = {
 }
 _BINARY_SIZE = {0xC4: 1, 0xC5: 2, 0xC6: 4}
 _STRING_SIZE = {0xD9: 1, 0xDA: 2, 0xDB: 4}
+_SHORT_KEYS = frozenset({0xC4, 0xD9})
+"""Leads of a binary or text key with one byte of length."""
 _ARRAY_SIZE = {0xDC: 2, 0xDD: 4}
 _MAP_SIZE = {0xDE: 2, 0xDF: 4}
 _CONSTANTS: dict[int, bool | None] = {0xC0: None, 0xC2: False, 0xC3: True}
@@ -78,6 +79,8 @@ class Reader:
             value = self._value()
         except PolicyError as error:
             raise PolicyError(error.code, error.message, self._path()) from None
+        except IndexError:  # a lead byte beyond the end
+            raise PolicyError(PolicyCode.BAD_FRAME, "the message ends too early", self._path()) from None
         if self._at != self._size:
             raise PolicyError(PolicyCode.BAD_FRAME, f"{self._size - self._at} bytes follow the message")
         return value
@@ -89,7 +92,8 @@ class Reader:
         return path
 
     def _value(self) -> object:
-        lead = self._lead()
+        lead = self._data[self._at]
+        self._at += 1
         if lead < 0x80:
             return lead
         if lead >= 0xE0:
@@ -115,16 +119,6 @@ class Reader:
             return self._map(self._length(width))
         raise PolicyError(PolicyCode.BAD_FRAME, "msgpack extension types are not part of this protocol")
 
-    def _lead(self) -> int:
-        if self._at >= self._size:
-            raise PolicyError(PolicyCode.BAD_FRAME, "the message ends too early")
-        self._items += 1
-        if self._items > MAX_ITEMS:
-            raise PolicyError(PolicyCode.TOO_LARGE, f"more than {MAX_ITEMS} values; send numbers as arrays")
-        lead = self._data[self._at]
-        self._at += 1
-        return lead
-
     def _take(self, size: int) -> memoryview:
         end = self._at + size
         if end > self._size:
@@ -145,12 +139,13 @@ class Reader:
             raise PolicyError(PolicyCode.BAD_FRAME, "a text is not valid UTF-8") from None
 
     def _enter(self, count: int) -> None:
-        """Every element takes at least a byte, so a count beyond what is left is a lie."""
+        """Admit the ``count`` values of a container. Each takes at least a byte, so a count beyond what is left is a lie."""
         if len(self._steps) >= MAX_DEPTH:
             raise PolicyError(PolicyCode.TOO_LARGE, f"nested deeper than {MAX_DEPTH} levels")
         if count > self._size - self._at:
             raise PolicyError(PolicyCode.BAD_FRAME, "the message ends too early")
-        if self._items + count > MAX_ITEMS:
+        self._items += count
+        if self._items > MAX_ITEMS:
             raise PolicyError(PolicyCode.TOO_LARGE, f"more than {MAX_ITEMS} values; send numbers as arrays")
 
     def _array(self, count: int) -> list[object]:
@@ -177,17 +172,21 @@ class Reader:
         return self._on_map(members, any_binary)
 
     def _key(self) -> tuple[str, bool]:
-        lead = self._lead()
-        binary = lead in _BINARY_SIZE
+        """A key, and whether it was binary."""
+        lead, start = self._data[self._at], self._at + 1
         if 0xA0 <= lead < 0xC0:
             size = lead & 0x1F
-        elif binary or lead in _STRING_SIZE:
-            size = self._length(_BINARY_SIZE[lead] if binary else _STRING_SIZE[lead])
+        elif lead in _SHORT_KEYS:
+            size = self._data[start]
+            start += 1
+        elif lead in _STRING_SIZE or lead in _BINARY_SIZE:
+            raise PolicyError(PolicyCode.TOO_LARGE, "a key is longer than 255 bytes")
         else:
             raise PolicyError(PolicyCode.BAD_FRAME, "a key is not text")
-        if size > MAX_KEY_BYTES:
-            raise PolicyError(PolicyCode.TOO_LARGE, f"a key is longer than {MAX_KEY_BYTES} bytes")
+        self._at = start + size
+        if self._at > self._size:
+            raise PolicyError(PolicyCode.BAD_FRAME, "the message ends too early")
         try:
-            return str(self._take(size), "utf-8"), binary
+            return self._data[start : self._at].decode(), lead == 0xC4
         except UnicodeDecodeError:
             raise PolicyError(PolicyCode.BAD_FRAME, "a key is not valid UTF-8") from None
