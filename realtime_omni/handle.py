@@ -101,7 +101,11 @@ class Session:
         left = self._left_behind()
         if left is not None:
             return left
-        command = c.Next(**self._address(), outputs=None if outputs is None else tuple(outputs))
+        command = c.Next(
+            **self._address(),
+            outputs=None if outputs is None else tuple(outputs),
+            asked_at_s=self._manager.now_s(),
+        )
         future = self._manager.send(command)
         try:
             chunk = await asyncio.shield(future)

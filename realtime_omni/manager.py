@@ -280,6 +280,10 @@ class SessionManager:
 
     # ------------------------------------------------------------------ doors (used by handles)
 
+    def now_s(self) -> float:
+        """The engine's clock."""
+        return self._clock.now_s()
+
     def next_ticket(self) -> int:
         self._tickets += 1
         return self._tickets

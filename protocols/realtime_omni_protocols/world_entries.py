@@ -5,6 +5,7 @@ Owns: these frozen values.  Must not know: how they are made or sent.
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -15,10 +16,12 @@ from .world_table import WireState
 
 
 class StreamLimits(Struct, frozen=True, kw_only=True):
-    """``max_entries`` bounds what an unacknowledging client can make us keep; past it the oldest is forgotten (then a resume
-    from before it is refused). A healthy client acknowledges within a block or two, so 1,024 entries are hundreds of blocks."""
+    """``max_entries`` and ``max_bytes`` (of media) bound what an unacknowledging client can make us keep; past either the
+    oldest is forgotten (then a resume from before it is refused). A healthy client acknowledges within a block or two, so
+    1,024 entries are hundreds of blocks; 128 MiB are a hundred raw frames of 480 x 832."""
 
     max_entries: int = 1_024
+    max_bytes: int = 128 << 20
     stall_timeout_s: float = 60.0
     grace_s: float = 30.0
 
@@ -50,6 +53,12 @@ class FrameEntry(Struct, frozen=True, kw_only=True):
     pts_ms: int
     media: object
     after: Standing
+
+    @property
+    def media_bytes(self) -> int:
+        """How much ``media`` holds: an array's ``nbytes``, or the length of bytes."""
+        nbytes = getattr(self.media, "nbytes", None)
+        return int(nbytes) if nbytes is not None else len(self.media) if isinstance(self.media, Sized) else 0
 
     def header(
         self,
@@ -91,6 +100,7 @@ class StreamStatistics(Struct, frozen=True, kw_only=True):
     acked_seq: int
     entries: int
     entries_peak: int
+    media_bytes: int
     forgotten: int
     epoch: int
     generated: int

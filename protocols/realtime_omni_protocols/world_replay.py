@@ -19,10 +19,12 @@ from .world_table import WireState
 
 
 class ReplayBuffer:
-    """Entries after ``acked_seq``; past ``max_entries`` the oldest is forgotten as if it had been acknowledged."""
+    """Entries after ``acked_seq``; past ``max_entries``, or ``max_bytes`` of media, the oldest is forgotten as if it had been
+    acknowledged. The newest entry always stays."""
 
-    def __init__(self, max_entries: int) -> None:
-        self.max_entries = max_entries
+    def __init__(self, max_entries: int, max_bytes: int) -> None:
+        self.max_entries, self.max_bytes = max_entries, max_bytes
+        self.media_bytes = 0
         self.acked_seq = 0
         self.standing = Standing(WireState.STARTING, 0, 0)  # where the session stood at `acked_seq`
         self.forgotten = self.peak = 0
@@ -37,7 +39,8 @@ class ReplayBuffer:
 
     def keep(self, entry: Entry) -> None:
         self._entries.append(entry)
-        while len(self._entries) > self.max_entries:
+        self.media_bytes += _media_bytes(entry)
+        while len(self._entries) > self.max_entries or (self.media_bytes > self.max_bytes and len(self._entries) > 1):
             self.forgotten += 1
             self.forget_to(self._entries[0].seq)
         self.peak = max(self.peak, len(self._entries))
@@ -45,6 +48,7 @@ class ReplayBuffer:
     def forget_to(self, seq: int) -> None:
         while self._entries and self._entries[0].seq <= seq:
             entry = self._entries.popleft()
+            self.media_bytes -= _media_bytes(entry)
             self.standing, self.acked_seq = entry.after, entry.seq
 
     def shown_to(self, epoch: int, displayed: int) -> int:
@@ -74,6 +78,12 @@ class ReplayBuffer:
             raise LocalError("the replay buffer has a gap")
         if len(self._entries) > self.max_entries:
             raise LocalError("the replay buffer is over its bound")
+        if self.media_bytes != sum(map(_media_bytes, self._entries)):
+            raise LocalError("the replay buffer has lost count of its bytes")
+
+
+def _media_bytes(entry: Entry) -> int:
+    return entry.media_bytes if isinstance(entry, FrameEntry) else 0
 
 
 class EventLedger:

@@ -3,7 +3,7 @@
 Owns: ``seq``, the replay buffer, epoch, frame counters and credit, open events, outstanding asks, the resume token's digest.
 Must not know: sockets, codecs, the engine, any clock (``now`` is an argument, seconds on any monotonic scale).
 Invariants (`check`): entries are contiguous in ``seq``; displayed <= generated; every accepted event gets exactly one of
-applied and discarded; nothing follows the terminal message; the buffer never holds more than ``max_entries``.
+applied and discarded; nothing follows the terminal message; the buffer keeps to ``max_entries`` and ``max_bytes``.
 Methods that emit return `Entry` values in the order in which they must be sent. Media in an entry is opaque: the server
 keeps raw frames there, so that it can encode them again from a key frame.
 """
@@ -60,7 +60,7 @@ class WorldSessionStream:
         self.last_seq = 0
         self.terminal: wire.SessionClosed | None = None
         self.applied_event_id: int | None = None
-        self._replay = ReplayBuffer(limits.max_entries)
+        self._replay = ReplayBuffer(limits.max_entries, limits.max_bytes)
         self._events = EventLedger(next_event_id)
         self._token: bytes | None = None
         self._detached_at: float | None = None
@@ -470,6 +470,7 @@ class WorldSessionStream:
             acked_seq=self.acked_seq,
             entries=len(self._replay),
             entries_peak=self._replay.peak,
+            media_bytes=self._replay.media_bytes,
             forgotten=self._replay.forgotten,
             epoch=self.epoch,
             generated=self.generated,

@@ -56,7 +56,10 @@ class Accept(SessionCommand):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Next(SessionCommand):
+    """``asked_at_s`` (the engine's clock) says since when somebody waits; None: since the engine read it."""
+
     outputs: tuple[str, ...] | None = None
+    asked_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

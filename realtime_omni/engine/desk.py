@@ -206,7 +206,8 @@ class Desk:
             outputs = resolve_outputs(command.outputs, self._consumer.spec.artifacts)
         self._arrivals += 1
         entry.last_used_at_s = self._clock.now_s()
-        entry.waiters.append(Waiter(command.ticket, outputs, self._arrivals, entry.last_used_at_s))
+        asked_at_s = entry.last_used_at_s if command.asked_at_s is None else command.asked_at_s
+        entry.waiters.append(Waiter(command.ticket, outputs, self._arrivals, asked_at_s))
 
     def _cancel(self, entry: Entry, ticket: int) -> None:
         gone = AbortedError("the caller went away")

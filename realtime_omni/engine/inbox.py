@@ -1,7 +1,8 @@
 """The door into the engine: two bounded lanes, control before work.
 
 Any thread may ``put``; only the engine takes. Full is a decision: a command that finds no place is refused with ``capacity``
-and counted, so nobody waits without knowing. The control lane has its own bound and is always emptied first.
+and counted, so nobody waits without knowing. The control lane has its own bound and is always emptied first. Letting a session
+go (close, detach) is never refused for want of a place: whoever does it may be gone, and then nobody could try again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
-from realtime_omni.engine.commands import Command, ControlCommand
+from realtime_omni.engine.commands import Close, Command, ControlCommand, Detach
 from realtime_omni.errors import CapacityError, ErrorCode
 
 CONTROL_FACTOR = 4
@@ -45,7 +46,7 @@ class Inbox:
                 raise CapacityError("the engine has stopped", code=ErrorCode.SHUTDOWN)
             control = isinstance(command, ControlCommand)
             lane, bound = (self._control, self.capacity * CONTROL_FACTOR) if control else (self._work, self.capacity)
-            if len(lane) >= bound:
+            if len(lane) >= bound and not isinstance(command, (Close, Detach)):
                 self._refused += 1
                 raise CapacityError(f"the engine's inbox is full ({bound} commands wait)")
             lane.append(command)

@@ -171,6 +171,26 @@ def test_a_batch_of_clean_passes_equals_clean_passes_one_by_one(names: str) -> N
     assert together.engine.counters.isolated_reruns == 0
 
 
+@pytest.mark.parametrize(("asked_at_s", "waited_ms"), [(0.0, 90), (0.06, 30), (None, 0)])
+def test_the_part_of_a_clean_pass_that_a_chunk_waited_for_counts_as_its_model_time(
+    asked_at_s: float | None, waited_ms: float
+) -> None:
+    engine = engine_of("a")
+    engine.next("a")
+    command = c.Next(ticket=0, session_id=SessionId("a"), asked_at_s=asked_at_s)
+    tickets: list[int] = []
+
+    def work() -> None:
+        engine.clock.advance(0.09)
+        tickets.append(engine.send(command))
+
+    with at(engine, "prefill:1", work):
+        engine.cycle()
+    timings = engine.result(tickets[0]).timings
+    assert (timings.model_ms, timings.tick_ms) == (pytest.approx(waited_ms), 0)
+    assert timings.wait_ms == pytest.approx(waited_ms)
+
+
 # ---------------------------------------------------------------------- what can happen meanwhile
 
 

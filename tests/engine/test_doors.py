@@ -16,7 +16,7 @@ def work(ticket: int) -> c.Command:
 
 
 def control(ticket: int) -> c.Command:
-    return c.Close(ticket=ticket, session_id=SessionId("a"))
+    return c.Abort(ticket=ticket, session_id=SessionId("a"))
 
 
 def test_control_commands_are_taken_before_work_and_each_lane_keeps_its_order() -> None:
@@ -27,7 +27,7 @@ def test_control_commands_are_taken_before_work_and_each_lane_keeps_its_order() 
     assert inbox.take() == []
 
 
-def test_a_full_work_lane_refuses_work_and_still_takes_a_close() -> None:
+def test_a_full_work_lane_refuses_work_and_still_takes_control_commands() -> None:
     inbox = Inbox(2)
     inbox.put(work(1))
     inbox.put(work(2))
@@ -41,6 +41,17 @@ def test_a_full_work_lane_refuses_work_and_still_takes_a_close() -> None:
     statistics = inbox.statistics()
     assert (statistics.depth, statistics.control_depth, statistics.refused) == (2, 2 * CONTROL_FACTOR, 2)
     assert statistics.high_water == 2 + 2 * CONTROL_FACTOR
+
+
+def test_letting_a_session_go_is_never_refused_so_none_can_be_lost() -> None:
+    inbox = Inbox(1)
+    for ticket in range(CONTROL_FACTOR):
+        inbox.put(control(ticket))
+    with pytest.raises(CapacityError):
+        inbox.put(control(99))
+    inbox.put(c.Detach(ticket=100, session_id=SessionId("a"), grace_s=1.0))
+    inbox.put(c.Close(ticket=101, session_id=SessionId("a")))
+    assert [x.ticket for x in inbox.take()] == [*range(CONTROL_FACTOR), 100, 101]
 
 
 def test_a_closed_inbox_hands_back_what_waits_and_refuses_the_rest() -> None:

@@ -176,6 +176,30 @@ def test_the_buffer_is_bounded_and_what_was_forgotten_is_refused() -> None:
     stream.check()
 
 
+def test_the_media_that_is_kept_is_bounded_in_bytes_too() -> None:
+    stream = make(max_bytes=250)
+    for number in range(4):  # a client that resets again and again and acknowledges nothing
+        stream.chunk(
+            0.0,
+            chunk_index=0,
+            media=[bytes(40), memoryview(bytes(40)), bytes(40)],
+            applied_event_ids=(),
+            prompt=None,
+            timings_ms=TIMINGS,
+            kv=KV,
+        )
+        stream.reset_done(prompt=None, seed=number)
+    statistics = stream.statistics()
+    assert statistics.media_bytes == 240
+    assert statistics.entries == 11  # a reset, and two blocks of a message, three frames and a reset
+    with pytest.raises(WireError):
+        stream.replay_after(statistics.last_seq - 12)
+    assert len(stream.replay_after(statistics.last_seq - 11)) == 11
+    stream.check()
+    ack(stream, statistics.last_seq, 0)
+    assert stream.statistics().media_bytes == 0
+
+
 def test_resume_tells_the_standing_as_of_the_number_and_rotates_the_token() -> None:
     stream = make()
     block(stream)
