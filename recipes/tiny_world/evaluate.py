@@ -10,10 +10,12 @@ the same numbers through a server. Seeds start at HELD_OUT; training seeds are f
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import hashlib
 import json
 import math
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -25,8 +27,8 @@ from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet
 from realtime_omni.models.tiny_world.places import PLACES
 from recipes.tiny_world.classifier import PlaceClassifier, load_classifier
 from recipes.tiny_world.data import to_signed
-from recipes.tiny_world.rollout import Rollout, reference_rollout
-from recipes.tiny_world.simulator import TURN, Clips, J, L, Player, Simulator, random_maps
+from recipes.tiny_world.rollout import ReferencePlay, Rollout, reference_rollout
+from recipes.tiny_world.simulator import TURN, Clips, J, L, Maps, Player, Simulator, advance, random_maps
 
 HELD_OUT = 50_000_000
 FRAMES = (3, 6, 12, 24, 48)
@@ -35,6 +37,7 @@ CLIP_PLAYER = Player(
     still_start=0.5, switch=0.0, one_way=0.32, turning=0.2
 )  # a third turns throughout: 270 degrees and more
 CONTEXT = 3
+PLAIN = 0.5  # of a place's mean sharpness: below it a player that sees thinks of a wall and turns
 WEIGHTS = Path(__file__).parents[2] / "realtime_omni/models/tiny_world/weights"
 
 
@@ -175,28 +178,92 @@ def window_faults(
     return faults, ratios
 
 
-def collapse_scores(
-    simulator: Simulator, rollout: Rollout, judge: PlaceClassifier, seeds: int, frames: int, seed: int, per: int
-) -> tuple[dict, Tensor]:
-    """How many of `seeds` long runs collapse, and every hundredth frame of them.
+@dataclasses.dataclass(frozen=True)
+class LongRuns:
+    """What the long runs are told: the simulator's maps, random keys, places (a change in about 25 blocks) and poses."""
 
-    A run has random keys and changes place about once in 25 blocks. It is collapsed when a
-    50-frame window has a sharpness outside 0.3 to 2 of the simulator's mean for its places, or
-    is mostly taken for another place, or does not move while keys are held.
+    maps: Maps
+    keys: Tensor
+    place: Tensor
+    pose: Tensor
+    start: Tensor
+    expected: Tensor
+
+    @classmethod
+    def draw(cls, simulator: Simulator, seeds: int, frames: int, seed: int, per: int) -> LongRuns:
+        generator = generator_for(seed + 3, simulator.device)
+        maps = random_maps(seeds, generator, simulator.device)
+        player = Player(switch=0.04, still_start=1.0)
+        keys, place, pose = simulator.drive(maps, frames // per * per, player, generator)
+        start = to_signed(simulator.draw(maps, place[:, :per], pose[:, :per]))
+        return cls(maps, keys, place, pose, start, sharpness_of_places(simulator))
+
+
+def watched_run(runs: LongRuns, show: Callable[[slice, Tensor], Tensor], per: int) -> tuple[Tensor, Tensor]:
+    """(frames, keys) of the long runs with a player that sees: where its last frame is plain it turns right.
+
+    `show(part, keys)` returns the frames [B, per, 3, H, W] of the block `part`. The random keys
+    of `runs` turn away from the walls of the simulator's map; a model has walls of its own.
     """
-    generator = generator_for(seed + 3, simulator.device)
-    maps = random_maps(seeds, generator, simulator.device)
-    total = frames // per * per
-    keys, place, pose = simulator.drive(maps, total, Player(switch=0.04, still_start=1.0), generator)
-    start = to_signed(simulator.draw(maps, place[:, :per], pose[:, :per]))
-    ours = rollout(start, keys, place, seed)
-    return long_run_scores(ours, keys, place, sharpness_of_places(simulator), judge), ours[
-        :, :: max(1, total // 20)
-    ].cpu()
+    blocks, pressed = [runs.start], [runs.keys[:, :per]]
+    right = torch.zeros_like(runs.keys[:1, :1])
+    right[..., L] = 1
+    for first in range(per, runs.keys.shape[1], per):
+        part = slice(first, first + per)
+        plain = gradient_energy(blocks[-1][:, -1]) < PLAIN * runs.expected[runs.place[:, first - 1]]
+        pressed.append(torch.where(plain[:, None, None], right, runs.keys[:, part]))
+        blocks.append(show(part, pressed[-1]))
+    return torch.cat(blocks, dim=1), torch.cat(pressed, dim=1)
+
+
+def watched_model(runs: LongRuns, play: ReferencePlay, per: int) -> tuple[Tensor, Tensor]:
+    """`watched_run` in the model's world."""
+    play.block(runs.keys[:, :per], runs.place[:, :per], runs.start)
+    return watched_run(runs, lambda part, keys: play.block(keys, runs.place[:, part]), per)
+
+
+def watched_simulator(runs: LongRuns, simulator: Simulator, per: int) -> tuple[Tensor, Tensor]:
+    """`watched_run` in the simulator itself: what the same player and the same measure make of the truth."""
+    pose = runs.pose[:, per - 1]
+
+    def show(part: slice, keys: Tensor) -> Tensor:
+        nonlocal pose
+        poses = []
+        for frame in range(per):
+            pose = advance(runs.maps, pose, keys[:, frame])
+            poses.append(pose)
+        return to_signed(simulator.draw(runs.maps, runs.place[:, part], torch.stack(poses, 1)))
+
+    return watched_run(runs, show, per)
+
+
+def turn_scores(simulator: Simulator, rollout: Rollout, count: int, seed: int, per: int) -> dict:
+    """PSNR of the view after a turn on the spot against the start, which it should equal.
+
+    `full`: 60 frames to the right, 360 degrees (longer than the window); `back`: 54 degrees to
+    the right and back in 18 frames, all within the window.
+    """
+    generator = generator_for(seed + 4, simulator.device)
+    maps = random_maps(count, generator, simulator.device)
+    _, place, pose = simulator.drive(maps, per, Player(switch=0.0, still_start=1.0), generator)
+    start = to_signed(simulator.draw(maps, place, pose))
+    circle = round(2 * math.pi / TURN)
+    turns = {"full": [L] * circle, "back": [L] * (3 * per) + [J] * (3 * per)}
+    found = {}
+    for name, pressed in turns.items():
+        keys = torch.zeros(count, per + len(pressed), 8, device=start.device)
+        keys[:, torch.arange(per, keys.shape[1]), pressed] = 1
+        shown = rollout(start, keys, place[:, :1].expand(-1, keys.shape[1]), seed)
+        found[f"turn_{name}_psnr_db"] = round(decibels((shown[:, -1] - start[:, 0]).square()), 2)
+    return found
 
 
 def long_run_scores(ours: Tensor, keys: Tensor, place: Tensor, expected: Tensor, judge: PlaceClassifier) -> dict:
-    """The collapse numbers of finished runs [B, F, 3, H, W]."""
+    """How many of the finished runs [B, F, 3, H, W] collapsed, and where.
+
+    A run is collapsed when a 50-frame window has a sharpness outside 0.3 to 2 of the simulator's
+    mean for its places, or is mostly taken for another place, or does not move while keys are held.
+    """
     found = [window_faults(ours[row], keys[row], place[row], expected, judge) for row in range(len(ours))]
     ratios = [ratio for _, row in found for ratio in row]
     return {
@@ -234,10 +301,19 @@ def evaluate(
         results = picture_scores(truth, ours)
         results |= yaw_scores(simulator, clips, ours, per, 3 if quick else 8, 10)
         results["prompt_switch_ok"] = switch_score(simulator, rollout, judge, switches, seed, per)
-        long_scores, pictures = collapse_scores(simulator, rollout, judge, seeds, long, seed, per)
-        results |= long_scores
+        results |= turn_scores(simulator, rollout, 2 if quick else 48, seed, per)
+        runs = LongRuns.draw(simulator, seeds, long, seed, per)
+        frames = rollout(runs.start, runs.keys, runs.place, seed)
+        results |= long_run_scores(frames, runs.keys, runs.place, runs.expected, judge)
+        frames, keys = watched_model(runs, ReferencePlay(net, seeds, seed, steps), per)
+        results["watched"] = long_run_scores(frames, keys, runs.place, runs.expected, judge)
+        if not quick:
+            drawn, keys = watched_simulator(runs, simulator, per)
+            results["watched_simulator"] = long_run_scores(drawn, keys, runs.place, runs.expected, judge)
+            drawn = to_signed(simulator.draw(runs.maps, runs.place, runs.pose))
+            results["simulator"] = long_run_scores(drawn, runs.keys, runs.place, runs.expected, judge)
     if keep is not None:
-        keep |= {"truth": truth, "ours": ours, "long": pictures}
+        keep |= {"truth": truth, "ours": ours, "long": frames[:, :: max(1, long // 20)].cpu()}
     accelerator = torch.cuda.get_device_name() if torch.device(device).type == "cuda" else platform.machine()
     results["conditions"] = {
         "hardware": accelerator,

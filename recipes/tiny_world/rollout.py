@@ -111,32 +111,51 @@ def draw_noise(shape: tuple[int, ...], seed: int, block: int, index: int, device
     return torch.randn(shape, generator=generator).to(device)
 
 
-def reference_rollout(net: TinyWorldNet, steps: int | None = None, autocast: bool = False) -> Rollout:
-    """The rollout of `net` with this file's loop; `steps` overrides its config."""
-    config, cached = net.config, CachedPass(net).eval()
-    levels = schedule(steps or config.sampler_steps, config.sampler_shift)
+class ReferencePlay:
+    """`rows` sessions of `net`, played block by block with this file's loop; `steps` overrides its config."""
+
+    def __init__(
+        self, net: TinyWorldNet, rows: int, seed: int, steps: int | None = None, autocast: bool = False
+    ) -> None:
+        config, device = net.config, net.embed.weight.device
+        self.cached = CachedPass(net).eval()
+        self.config, self.device, self.seed, self.autocast = config, device, seed, autocast
+        self.levels = schedule(steps or config.sampler_steps, config.sampler_shift)
+        self.kept = KeptRows.empty(config, rows, device, torch.bfloat16 if autocast else torch.float32)
+        self.number = 0
 
     @torch.inference_mode()
+    def block(self, keys_BFK: Tensor, places_BF: Tensor, given: Tensor | None = None) -> Tensor:
+        """The next block [B, F, 3, H, W] in [-1, 1]; `given` is taken instead of one of its own."""
+        config, kept = self.config, self.kept
+        told = (keys_BFK.float(), places_BF, kept.frame_index(config.frames_per_block), kept.k, kept.v, kept.valid)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+            frames = self._sample(len(keys_BFK), told) if given is None else given
+            kept.write(*self.cached(frames, frames.new_full(frames.shape[:2], config.context_noise), *told)[1:])
+        self.number += 1
+        return frames
+
+    def _sample(self, rows: int, told: tuple[Tensor, ...]) -> Tensor:
+        size = self.config.image_size
+        shape = (rows, self.config.frames_per_block, 3, size, size)
+        x = draw_noise(shape, self.seed, self.number, 0, self.device)
+        for level, following in itertools.pairwise(self.levels):
+            x0 = self.cached(x, x.new_full(x.shape[:2], level), *told)[0].float()
+            x = step(x, x0, level, following)
+        return x.clamp(-1, 1)
+
+
+def reference_rollout(net: TinyWorldNet, steps: int | None = None, autocast: bool = False) -> Rollout:
+    """The rollout of `net` with this file's loop; `steps` overrides its config."""
+    per = net.config.frames_per_block
+
     def rollout(start: Tensor, keys: Tensor, places: Tensor, seed: int) -> Tensor:
-        per_block = config.frames_per_block
-        rows, device = len(start), start.device
-        kept = KeptRows.empty(config, rows, device, torch.bfloat16 if autocast else torch.float32)
-        frames = []
-        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            for block in range(keys.shape[1] // per_block):
-                part = slice(block * per_block, (block + 1) * per_block)
-                told = (keys[:, part].float(), places[:, part], kept.frame_index(per_block), kept.k, kept.v, kept.valid)
-                if part.stop <= start.shape[1]:
-                    x0 = start[:, part]
-                else:
-                    x = draw_noise(tuple(start[:, :per_block].shape), seed, block, 0, device)
-                    for level, following in itertools.pairwise(levels):
-                        x0 = cached(x, x.new_full(x.shape[:2], level), *told)[0].float()
-                        x = step(x, x0, level, following)
-                    x0 = x.clamp(-1, 1)
-                frames.append(x0)
-                level = x0.new_full(x0.shape[:2], config.context_noise)
-                kept.write(*cached(x0, level, *told)[1:])
-        return torch.cat(frames, dim=1)
+        play = ReferencePlay(net, len(start), seed, steps, autocast)
+        blocks = []
+        for first in range(0, keys.shape[1], per):
+            part = slice(first, first + per)
+            given = start[:, part] if part.stop <= start.shape[1] else None
+            blocks.append(play.block(keys[:, part], places[:, part], given))
+        return torch.cat(blocks, dim=1)
 
     return rollout

@@ -1,6 +1,6 @@
 """Train tiny-world: stage A teacher-forced, stage B on its own pictures; then export.
 
-    torchrun --nproc-per-node 2 -m recipes.tiny_world.train --state /tmp/state --out out
+    torchrun --nproc-per-node 2 -m recipes.tiny_world.train --state /tmp/state --out out [--weights model.safetensors]
 
 Owns: the process group, the schedule (by seconds, not steps: the machine is rented by time),
 checkpoints and the log. Every rank draws its own clips; gradients are averaged. A checkpoint is
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet
@@ -78,6 +78,8 @@ class Run:
         self.config = tiny_config() if args.tiny else NetworkConfig()
         torch.manual_seed(args.seed)
         self.net = TinyWorldNet(self.config).to(team.device)
+        if args.weights:
+            self.net.load_state_dict({name: value.float() for name, value in load_file(args.weights).items()})
         self.ema = {name: value.detach().clone() for name, value in self.net.state_dict().items()}
         self.state = Path(args.state)
         self.out = Path(args.out)
@@ -265,6 +267,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m recipes.tiny_world.train")
     parser.add_argument("--state", default="/tmp/tiny_world", help="checkpoints, on a local disk")
     parser.add_argument("--out", default="out", help="weights, configuration and losses")
+    parser.add_argument("--weights", help="weights to go on from; default: new ones")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds-a", type=float, default=440)
     parser.add_argument("--seconds-b", type=float, default=260)
