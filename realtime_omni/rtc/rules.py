@@ -33,7 +33,8 @@ class Guided:
     """Velocity plus a pull of the clean estimate towards the old chunk.
 
     ``previous`` [B, H, A]; ``weights`` [B, H], 0 in rows and places that are free: those follow the plain rule exactly.
-    ``limit``: largest guidance weight (the paper: 5, lerobot: 10).
+    ``limit``: largest guidance weight (the paper: 5, lerobot: 10). The true Jacobian needs the prefix and the loop to run under
+    ``torch.no_grad``: inference mode forbids the backward pass, so ``step`` raises RuntimeError there.
     """
 
     previous: Tensor
@@ -53,6 +54,8 @@ class Guided:
         return v, self._error(x, v, t)
 
     def _vjp(self, velocity: Velocity, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("a true Jacobian cannot be taken in inference mode; use torch.no_grad")
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             v = velocity(x, t)

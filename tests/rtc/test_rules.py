@@ -86,6 +86,11 @@ def test_vjp_works_where_gradients_are_off() -> None:
     assert not got.requires_grad
 
 
+def test_vjp_says_why_inference_mode_does_not_do() -> None:
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="no_grad"):
+        integrate(lambda x, t: x, noise(), 2, Guided(old(), weights(), Jacobian.VJP))
+
+
 def test_a_trained_prefix_is_kept_exactly_and_shown_as_clean() -> None:
     seen: list[Tensor] = []
 

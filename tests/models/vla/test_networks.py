@@ -189,3 +189,13 @@ def test_steps_below_one_are_refused(network: FlowNetwork) -> None:
 def test_the_experts_mlp_width_by_hand(width: int, inner: int) -> None:
     """4 * int(2 * width / 3), up to the next multiple of 256: 1920, 1024 and 48 before."""
     assert gated_mlp_width(width) == inner
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_every_weight_can_be_trained_but_those_without_a_reader(family: str) -> None:
+    """The stages are the training graph too. Of the last language layer only keys and values are read."""
+    network = tiny.network(family).requires_grad_(True)
+    attention = DensePrefixAttention(encode(network, tiny.row(1)))
+    network.denoise_step(tiny.noise(), torch.tensor([0.5]), attention).square().mean().backward()
+    idle = {name for name, parameter in network.named_parameters() if parameter.grad is None}
+    assert idle == {f"language.2.{part}.weight" for part in ("q", "o", "mlp_norm", "gate", "up", "down")}

@@ -8,6 +8,9 @@ A network keeps no per-session state. Its stages are separate so that each can b
     kv        = add_state(kv, state)            pi0's state token; nothing elsewhere
     v         = denoise_step(x, t, attention)   once per Euler step, reads the prefix only
 
+No stage switches gradients off; whoever serves calls them under ``torch.no_grad`` (not inference mode, which would forbid
+the backward pass that a guided step takes), whoever trains does not.
+
 Shape legend: B rows, N camera slots, K tokens per picture, L prompt tokens, H actions per chunk, A action channels.
 """
 
