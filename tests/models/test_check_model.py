@@ -295,7 +295,7 @@ def test_a_reducer_that_remembers_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "rule"),
+    ("model", "rules"),
     [
         (Remembers, "Sessions leave nothing"),
         (Mixes, "A batch of N"),
@@ -304,8 +304,7 @@ def test_a_reducer_that_remembers_passes() -> None:
         (Eager, "Every artifact"),
         (Uninterruptible, "Every pass has a checkpoint"),
         (Stubborn, "A row that leaves"),
-        (Credulous, "Every declared prompt"),
-        (Credulous, "A control as declared"),
+        (Credulous, ("Every declared prompt", "A control as declared")),
         (Careless, "A control as declared"),
         (Floats, "Every artifact"),
         (Half, "A reset world"),
@@ -314,20 +313,20 @@ def test_a_reducer_that_remembers_passes() -> None:
         (Shapeless, "The declaration"),
         (Forgets, "Sessions leave nothing"),
         (Scuttles, "A fork goes on"),
-        (Reuses, "A fork goes on"),
-        (Reuses, "A rewound session"),
-        (reduced_by(Amnesic), "What a reducer remembers"),
-        (reduced_by(Amnesic), "A fork goes on"),
-        (reduced_by(Amnesic), "A rewound session"),
+        (Reuses, ("A fork goes on", "A rewound session")),
+        (reduced_by(Amnesic), ("What a reducer remembers", "A fork goes on", "A rewound session")),
         (reduced_by(Lends), "What a reducer remembers"),
         (reduced_by(Trusting), "What a reducer remembers"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else None,
 )
-def test_each_way_of_breaking_the_contract_is_named(model: Callable[[], TinyKVWorld], rule: str) -> None:
+def test_each_way_of_breaking_the_contract_is_named(
+    model: Callable[[], TinyKVWorld], rules: str | tuple[str, ...]
+) -> None:
     report = check_model(model(), dtype="float64")
     assert not report.passed
-    assert any(r.startswith(rule) for r in broken(report)), str(report)
+    for rule in (rules,) if isinstance(rules, str) else rules:
+        assert any(r.startswith(rule) for r in broken(report)), str(report)
     assert f"breaks {len(broken(report))} of" in str(report)
 
 
