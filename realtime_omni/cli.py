@@ -81,6 +81,12 @@ def world(context: typer.Context) -> None:
     _exit_with(_module("realtime_omni.bench.world").main(context.args))
 
 
+@bench_app.command(context_settings=PASS_THROUGH)
+def sessions(context: typer.Context) -> None:
+    """What fork, rewind, snapshot and restore cost: `realtime-omni bench sessions --help` lists the flags."""
+    _exit_with(_module("realtime_omni.bench.sessions").main(context.args))
+
+
 @app.command(name="eval", context_settings=PASS_THROUGH)
 def evaluate(
     context: typer.Context, model: Annotated[str, typer.Argument(help="An embedded model, such as tiny-world.")]
