@@ -1,4 +1,4 @@
-"""The command line: ``realtime-omni serve | bench | eval | models | check-model | version``.
+"""The command line: ``realtime-omni serve | bench | eval | models | check-model | policy | version``.
 
 Owns flags and exit codes. Every command imports what it needs itself, so that ``--help`` is instant and a missing extra
 is named instead of raised. Exit codes: 0 done, 1 the check or evaluation failed, 2 the request was refused.
@@ -48,6 +48,10 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+policy_app = typer.Typer(help="Robot policies.", no_args_is_help=True)
+app.add_typer(policy_app, name="policy")
+
+
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 Overrides = Annotated[
@@ -85,6 +89,36 @@ def world(context: typer.Context) -> None:
 def sessions(context: typer.Context) -> None:
     """What fork, rewind, snapshot and restore cost: `realtime-omni bench sessions --help` lists the flags."""
     _exit_with(_module("realtime_omni.bench.sessions").main(context.args))
+
+
+@policy_app.command(name="null")
+def null_policy(
+    host: Annotated[str, typer.Option(help="127.0.0.1, or another address with a key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Both paths of the robot endpoint are served here.")] = 8000,
+    log_level: Annotated[LogLevel, typer.Option(help="What is logged.")] = LogLevel.INFO,
+) -> None:
+    """Serve a policy without a network, to try a robot client: actions are its state, counted up."""
+    logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from realtime_omni.config import Config, ServerSection
+
+    server = ServerSection(host=host, port=port, max_message_bytes=64 * 1024 * 1024)
+    settings = _module("realtime_omni.server.settings").ServerSettings.from_config(Config(server=server), os.environ)
+    policy = _module("realtime_omni.testing.null_policy").NullPolicy()
+    hub = _module("realtime_omni.server.openpi").PolicyHub(policy, settings)
+    _module("realtime_omni.server.run").serve_policies(hub)
+
+
+@policy_app.command()
+def shadow(
+    upstream: Annotated[str, typer.Option(help="The server that robots use now: ws://host:port")],
+    ours: Annotated[str, typer.Option(help="Our server.")] = "ws://127.0.0.1:8001/",
+    host: Annotated[str, typer.Option(help="Where robots connect.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Where robots connect.")] = 8000,
+    api_key_env: Annotated[str, typer.Option(help="Variable with our server's key.")] = "REALTIME_OMNI_API_KEY",
+    as_json: Annotated[bool, typer.Option("--json", help="The report on one line.")] = False,
+) -> None:
+    """Pass robots through to their present server, ask ours the same, and report how the actions differ."""
+    _module("realtime_omni.shadow").run(upstream, ours, host, port, os.environ.get(api_key_env), as_json)
 
 
 @app.command(name="eval", context_settings=PASS_THROUGH)

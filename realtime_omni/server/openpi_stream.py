@@ -28,6 +28,7 @@ from realtime_omni_protocols.openpi import (
     BeginReset,
     Close,
     End,
+    Observation,
     Open,
     PolicyCode,
     PolicyError,
@@ -287,7 +288,7 @@ class StreamConnection:
         assert self._session is not None
         timing = {"queue": 0.0}
         try:
-            observation = await read_observation(self._hub.reader, work.observation)
+            observation = await self._judge(work)
             timing["decode"] = (time.perf_counter() - begun_s) * 1000
             request = PolicyRequest(
                 observation, work.seed, work.steps, tick=work.tick, consumed=work.consumed, captured_ms=work.captured_ms
@@ -306,6 +307,14 @@ class StreamConnection:
         self._computing = None
         self._compute_next()
 
+    async def _judge(self, work: Observe) -> Observation:
+        """The observation; what is wrong with it has its path in the whole message."""
+        try:
+            return await read_observation(self._hub.reader, work.observation)
+        except PolicyError as error:
+            path = error.path.replace("$", "$.observation", 1)
+            raise PolicyError(error.code, error.message, path) from None
+
     def _answer(self, work: Observe, answer: PolicyAnswer, timing: dict[str, float]) -> list[Any]:
         return list(
             self.side.chunk(work, answer.actions, timing, valid_from=answer.valid_from, delay_used=answer.delay_used)
@@ -316,8 +325,7 @@ class StreamConnection:
             self.side.drop(work)
             await self._close("evicted")
             return
-        path = fault.path.replace("$", "$.observation", 1)
-        await self._send(self.side.fail(work, PolicyError(fault.code, fault.message, path)))
+        await self._send(self.side.fail(work, fault))
 
     async def _send(self, outputs: Any) -> None:
         for output in outputs:

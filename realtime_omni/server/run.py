@@ -22,6 +22,7 @@ from realtime_omni.config import Config
 from realtime_omni.errors import ConfigError
 from realtime_omni.server.app import create_app
 from realtime_omni.server.guard import GuardedHttp
+from realtime_omni.server.openpi import PolicyHub, create_policy_app
 from realtime_omni.server.peer import PeerProtocol
 from realtime_omni.server.settings import ServerSettings
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.0005
-"""A block passes between the event loop, the engine and an encoder five times. Each of them may keep the interpreter for this
-long when another one wants it; with Python's own 5 ms that wait is most of what a block costs."""
+"""A block passes between the event loop, the engine and an encoder five times. Each of them may keep the interpreter
+for this long when another one wants it; with Python's own 5 ms that wait is most of what a block costs."""
 
 
 def serve(config: Config) -> None:
@@ -48,6 +49,29 @@ def serve(config: Config) -> None:
         runner = asyncio.Runner(loop_factory=_loop_factory())
         with runner, contextlib.suppress(asyncio.CancelledError):  # a second signal while stopping
             runner.run(_serve(SessionManager(config=config), settings, listener))
+
+
+def serve_policies(hub: PolicyHub) -> None:
+    """Serve robots only (both paths of ``protocols/openpi.md``) until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigError: an address that cannot be bound.
+    """
+    with bind(hub.settings) as listener:
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner, contextlib.suppress(asyncio.CancelledError):
+            runner.run(_serve_policies(hub, listener))
+
+
+async def _serve_policies(hub: PolicyHub, listener: socket.socket) -> None:
+    stop, serving = asyncio.Event(), asyncio.Event()
+    with _signals(stop, serving):
+        async with running(create_policy_app(hub), hub.settings, listener) as url:
+            serving.set()
+            name = hub.backend.contract.policy
+            sys.stdout.write(f"realtime-omni serves the policy {name} on {url}  (Ctrl-C stops it)\n")
+            sys.stdout.flush()
+            await stop.wait()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -128,7 +152,8 @@ def bind(settings: ServerSettings) -> socket.socket:
 
 @contextlib.contextmanager
 def _signals(stop: asyncio.Event, serving: asyncio.Event) -> Iterator[None]:
-    """The first SIGTERM or SIGINT stops in order, a second one, or one before anybody is served, cuts the wait short."""
+    """The first SIGTERM or SIGINT stops in order, a second one, or one before anybody is served, cuts the wait
+    short."""
     loop = asyncio.get_running_loop()
     main = asyncio.current_task()
     assert main is not None
