@@ -18,7 +18,7 @@ from realtime_omni.engine.openings import Openings
 from realtime_omni.errors import AbortedError, ErrorCode, StateError
 from realtime_omni.session.controls import ControlReducer
 from realtime_omni.session.registry import Registry
-from realtime_omni.session.session import Memento
+from realtime_omni.session.session import Memento, not_retained
 from realtime_omni.session.values import check_event_id
 
 
@@ -67,6 +67,9 @@ class Branches:
         session = entry.session
         index = int(check_event_id(command.chunk_index, "chunk_index"))
         moment = session.moment(index)
+        retained = self._consumer.retained(session.id)
+        if index < session.chunk_index and index not in retained:
+            raise not_retained(index, min(retained, default=session.chunk_index))
         reducer = self._reducer(moment)
         self._stop(entry, AbortedError("the session was rewound"))
         if index < session.chunk_index:

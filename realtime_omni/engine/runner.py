@@ -164,8 +164,15 @@ class ModelRunner:
         self.count(resident)
 
     def retained(self, session_id: SessionId) -> Sequence[int]:
+        """Not all moments when the window is emptied at a boundary: what was seen before it is gone."""
         resident = self._residents.get(session_id)
-        return () if resident is None else tuple(resident.moments)
+        if resident is None:
+            return ()
+        if not self.book.spec.reset_at_boundary:
+            return tuple(resident.moments)
+        completed = self.book.completed_frames(session_id)
+        moments = resident.moments.items()
+        return tuple(i for i, m in moments if self.book.can_rewind(session_id, completed - m.frames))
 
     def identity(self) -> IdentityRecord:
         return IdentityRecord(

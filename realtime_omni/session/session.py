@@ -51,6 +51,15 @@ class Memento:
     lineage: str
 
 
+def not_retained(chunk_index: int, oldest: int) -> ArgumentError:
+    """The refusal of a rewind that would go too far back."""
+    return ArgumentError(
+        f"chunk {chunk_index} is no longer retained; the oldest that a rewind can go back to is {oldest}",
+        code=ErrorCode.NOT_RETAINED,
+        path="chunk_index",
+    )
+
+
 RequestIdFactory = Callable[[SessionId, ChunkIndex], str]
 
 
@@ -200,12 +209,7 @@ class Session:
             raise ArgumentError(f"chunk_index must lie in 0..{self.chunk_index}, the next chunk", path="chunk_index")
         found = next((m for m in self._past if m.chunk_index == chunk_index), None)
         if found is None:
-            oldest = self._past[0].chunk_index if self._past else self.chunk_index
-            raise ArgumentError(
-                f"chunk {chunk_index} is no longer retained; the oldest that a rewind can go back to is {oldest}",
-                code=ErrorCode.NOT_RETAINED,
-                path="chunk_index",
-            )
+            raise not_retained(chunk_index, self._past[0].chunk_index if self._past else self.chunk_index)
         return found
 
     def is_at(self, log: EventLog) -> bool:

@@ -451,3 +451,53 @@ def test_the_bytes_of_states_that_a_rewind_can_go_back_to_are_counted_once_each(
         for _ in range(9):
             e.next("a")
     assert (moving.view("a").state_bytes, still.view("a").state_bytes) == (5 * 8 * WIDTH, 8 * WIDTH)
+
+
+class Emptied(TinyKVWorld):
+    """Its window of two blocks is emptied whenever it is full."""
+
+    @property
+    def spec(self) -> Any:
+        spec = super().spec
+        return replace(spec, kv=replace(spec.kv, reset_at_boundary=True))
+
+
+@pytest.mark.parametrize(("rewind_blocks", "ways"), [(1, {0, 1}), (3, {2, 3})])
+def test_where_the_window_is_emptied_no_rewind_goes_to_what_was_seen_before(rewind_blocks: int, ways: set[int]) -> None:
+    found = set()
+    for chunks in range(3, 9):
+        e = engine(Emptied(sink_frames=0), rewind_blocks=rewind_blocks)
+        e.create("a", seed=3)
+        seen = walk(e, "a", chunks)
+        oldest = e.view("a").oldest_rewind
+        assert oldest is not None
+        found.add(chunks - oldest)
+        if oldest:
+            with pytest.raises(ArgumentError) as refused:
+                e.rewind("a", oldest - 1)
+            assert (refused.value.code, f"is {oldest}" in refused.value.message) == ("not_retained", True)
+        e.rewind("a", oldest)
+        assert walk_again(e, oldest, chunks) == seen[oldest:]
+    assert found == ways
+
+
+@pytest.mark.parametrize("model", [TinyKVWorld, lambda: Emptied(sink_frames=0)])
+def test_a_refused_rewind_costs_no_tick(model: Callable[[], TinyKVWorld]) -> None:
+    e = engine(model(), rewind_blocks=1)
+    e.create("a", seed=3)
+    walk(e, "a", 4)
+    sent: list[int] = []
+    rewind = c.Rewind(ticket=0, session_id=SessionId("a"), chunk_index=1)
+    with at(e, "forward:2", lambda: sent.append(e.send(rewind))):
+        assert e.next("a").chunk_index == 4
+    assert isinstance(e.error(sent[0]), ArgumentError)
+
+
+def walk_again(e: InlineEngine, first: int, chunks: int) -> list[bytes]:
+    """The chunks that ``walk`` made of session a, with the same events under later ids."""
+    seen = []
+    for i in range(first, chunks):
+        floor = e.view("a").event_floor
+        e.accept("a", floor + 1, prompt=("green", "blue")[i % 2] if i % 2 else None, controls=[move(i + 1)])
+        seen.append(picture(e.next("a")))
+    return seen
