@@ -252,7 +252,7 @@ class PolicyConnection:
         if switched:
             await self._leave()
         if self._session is None:
-            self._session = await self._hub.open()
+            self._session = await self._hub.open(self.side.label)
         return self._session
 
     async def _reset(self) -> None:

@@ -92,7 +92,8 @@ class PolicyServerSide:
         self.turn = Turn.NEW
         self._contract = contract
         self._max_bytes = max_bytes
-        self._label: str | None = None
+        self.label: str | None = None
+        """What the client calls its session; it means nothing outside this connection."""
         self._requests = self._chunks = self._resets = self._errors = 0
 
     def hello(self) -> Send:
@@ -227,8 +228,8 @@ class PolicyServerSide:
 
     def _switch(self, label: str | None) -> bool:
         """Whether this request leaves the session before it. A request without a label stays in the current one."""
-        before = self._label
-        self._label = label or before
+        before = self.label
+        self.label = label or before
         return before is not None and label is not None and label != before
 
 

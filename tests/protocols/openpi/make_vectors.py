@@ -248,10 +248,124 @@ good("a prompt in lists of one", prompt=[["pick up the cube"]])
 good("null is absent", **{"observation.images.wrist": None})
 good("an ignored key", **{"observation/cartesian_position": array([0.0] * 6, "<f4")})
 
+ARRAYS: list[Value] = []
+
+
+def frame_of(name: str, members: Any, dtype: str, shape: list[int], data: bytes) -> None:
+    """A frame that holds one array (or, with an empty shape, a scalar); ``data`` in the array's own byte order."""
+    wire = members if isinstance(members, bytes) else msgpack.packb(members)
+    ARRAYS.append({"name": name, "wire_hex": wire.hex(), "expect": {"dtype": dtype, "shape": shape, "hex": data.hex()}})
+
+
+SIX = bytes(range(24))
+OPENPI_BYTES = (
+    b"\x84\xc4\x0b__ndarray__\xc3\xc4\x04data\xc4\x18" + SIX + b"\xc4\x05dtype\xa3<f4\xc4\x05shape\x92\x02\x03"
+)
+frame_of("openpi, the bytes every server of ours writes", OPENPI_BYTES, "<f4", [2, 3], SIX)
+OPENPI = {b"__ndarray__": True, b"data": SIX, b"dtype": "<f4", b"shape": [2, 3]}
+frame_of("openpi, members in another order", dict(reversed(OPENPI.items())), "<f4", [2, 3], SIX)
+frame_of("str-keyed", {key.decode(): value for key, value in OPENPI.items()}, "<f4", [2, 3], SIX)
+ND = {b"nd": True, b"type": "<f4", b"kind": b"", b"shape": [2, 3], b"data": SIX}
+frame_of("msgpack-numpy", ND, "<f4", [2, 3], SIX)
+frame_of(
+    "older vllm-native", {"nd": True, "type": "<f4", "kind": "f", "shape": [2, 3], "data": SIX}, "<f4", [2, 3], SIX
+)
+RAW = {"__image__": True, "format": "raw", "data": SIX, "dtype": "|u1", "shape": [2, 4, 3]}
+frame_of("a raw picture, str-keyed", RAW, "|u1", [2, 4, 3], SIX)
+frame_of("big-endian", OPENPI | {b"dtype": ">f4"}, ">f4", [2, 3], SIX)
+frame_of("no elements", OPENPI | {b"data": b"", b"shape": [0, 3]}, "<f4", [0, 3], b"")
+frame_of("no dimensions", OPENPI | {b"data": SIX[:4], b"shape": []}, "<f4", [], SIX[:4])
+frame_of("float16", OPENPI | {b"data": SIX[:4], b"dtype": "<f2", b"shape": [2]}, "<f2", [2], SIX[:4])
+ONE_AND_A_HALF = bytes.fromhex("0000c03f")
+GENERIC = {b"__npgeneric__": True, b"data": 1.5, b"dtype": "<f4"}
+frame_of("an openpi scalar", GENERIC, "<f4", [], ONE_AND_A_HALF)
+frame_of("a msgpack-numpy scalar", {b"nd": False, b"type": "<f4", b"data": ONE_AND_A_HALF}, "<f4", [], ONE_AND_A_HALF)
+
+ACTIONS = np.arange(6, dtype="<f4").reshape(2, 3)
+CHUNK = array(ACTIONS)
+REQUEST = msgpack.packb(GOOD)
+SIX_FIELDS = {
+    "image_resolution": [224, 224],
+    "needs_wrist_camera": True,
+    "n_external_cameras": 1,
+    "needs_stereo_camera": False,
+    "needs_session_id": False,
+    "action_space": "joint_position",
+}
+NOT_FINITE = f"{P_JOINTS}: joint_position is not finite"
+CONVERSATIONS: list[Value] = []
+
+
+def said(by: str, frame: bytes | str) -> Value:
+    return {by: frame} if isinstance(frame, str) else {f"{by}_hex": frame.hex()}
+
+
+def conversation(row: str, handshake: Value, reply: Any, ending: list[Value], **named: str) -> None:
+    """Handshake, a request with its reply, a request with an error. Members of a reply that are times are null."""
+    asked = [msgpack.packb(GOOD | named), msgpack.packb(GOOD | {JOINTS: array([0, np.nan, 0], "<f4")} | named)]
+    steps = [said("server", msgpack.packb(handshake)), said("client", asked[0]), said("server", msgpack.packb(reply))]
+    CONVERSATIONS.append({"row": row, "steps": [*steps, said("client", asked[1]), *ending]})
+
+
+CODED = msgpack.packb({"type": "error", "message": NOT_FINITE, "code": "state_value"})
+TEXT = [said("server", f"state_value: {NOT_FINITE}"), {"close": 1011}]
+conversation(
+    "bare",
+    CONTRACT["handshake"],
+    CHUNK,
+    [said("server", CODED), said("client", REQUEST), said("server", msgpack.packb(CHUNK))],
+)
+TIMES = {"infer_ms": None}
+conversation("openpi", CONTRACT["handshake"], {"actions": CHUNK, "policy_timing": TIMES, "server_timing": TIMES}, TEXT)
+conversation("roboarena", SIX_FIELDS, {"actions": CHUNK}, TEXT, endpoint="infer")
+conversation("dreamzero", SIX_FIELDS, CHUNK, TEXT, endpoint="infer")
+RESET = [said("client", msgpack.packb({"endpoint": "reset"})), said("server", "reset successful")]
+for spoken in CONVERSATIONS[2:]:
+    spoken["steps"][3:3] = RESET
+
+STREAM: list[Value] = []
+
+
+def stream(name: str, direction: str, message: Any, code: str | None = None) -> None:
+    expect: Value = {"ok": True} if code is None else {"code": code}
+    STREAM.append({"name": name, "direction": direction, "wire_hex": msgpack.packb(message).hex(), "expect": expect})
+
+
+OBSERVATION = {"type": "observation", "seq": 1, "epoch": 0, "tick": 40, "observation": GOOD}
+stream("start", "c2s", {"type": "start"})
+stream("start with everything", "c2s", {"type": "start", "session_id": "arm-3", "control_hz": 15})
+stream("resume", "c2s", {"type": "resume", "session_id": "8d1f", "resume_token": "kT"})
+stream("an observation", "c2s", OBSERVATION)
+FULL = {"captured_ms": 5321.5, "consumed": 8, "seed": 2**63 - 1, "steps": 10}
+stream("an observation with everything", "c2s", OBSERVATION | FULL)
+for word in ("reset", "close", "ping"):
+    stream(word, "c2s", {"type": word})
+stream("a seq of zero", "c2s", OBSERVATION | {"seq": 0}, "bad_message")
+stream("a seq that is no whole number", "c2s", OBSERVATION | {"seq": 1.5}, "bad_message")
+stream("a negative tick", "c2s", OBSERVATION | {"tick": -1}, "bad_message")
+stream("an observation without an epoch", "c2s", {k: v for k, v in OBSERVATION.items() if k != "epoch"}, "bad_message")
+stream("a member nobody knows", "c2s", OBSERVATION | {"prompt": "go"}, "bad_message")
+stream("a type nobody knows", "c2s", {"type": "observe"}, "bad_message")
+stream("no type", "c2s", {"seq": 1}, "bad_message")
+STARTED = {"type": "started", "session_id": "8d1f", "resume_token": "kT", "epoch": 0, "grace_s": 30.0}
+stream("started", "s2c", STARTED)
+stream("resumed", "s2c", {"type": "resumed", "resume_token": "Qb", "epoch": 1, "last_seq": 7})
+ANSWER = {"type": "chunk", "seq": 1, "epoch": 0, "start_tick": 40, "valid_from": 1, "delay_used": 1}
+stream("a chunk", "s2c", ANSWER | {"actions": CHUNK, "timing": {"infer_ms": 3.5}})
+stream("superseded", "s2c", {"type": "superseded", "seq": 2, "by": 3})
+stream("reset_done", "s2c", {"type": "reset_done", "epoch": 1})
+stream("an error", "s2c", {"type": "error", "code": "state_value", "message": "x", "path": "$.observation", "seq": 1})
+stream("pong", "s2c", {"type": "pong", "server_ms": 1.5, "t": 3.0})
+stream("closed", "s2c", {"type": "closed", "reason": "client"})
+stream("closed for a reason nobody knows", "s2c", {"type": "closed", "reason": "bored"}, "bad_message")
+
 FILES: dict[str, list[Value] | Value] = {
     "contract.json": CONTRACT,
     "observations.json": GOOD_VECTORS,
     "bad_observations.json": BAD,
+    "arrays.json": ARRAYS,
+    "conversations.json": CONVERSATIONS,
+    "stream.json": STREAM,
 }
 
 
