@@ -18,12 +18,15 @@ from prometheus_client.registry import Collector
 from realtime_omni.media import FORMATS
 from realtime_omni.server.backend import EngineNumbers
 from realtime_omni_protocols.errors import WireCode
+from realtime_omni_protocols.openpi import PolicyCode, Row
 
 CLOSE_REASONS = ("client", "detached_expired", "stalled", "evicted", "shutdown", "failed", "taken_over", "operator")
 CONNECTION_OUTCOMES = ("accepted", "capacity", "version")
 EVENT_STATUSES = ("accepted", "duplicate", "discarded", "refused")
 MEMORY_OWNERS = ("kv_pool", "scratch", "weights", "states")
 RESUME_OUTCOMES = ("resumed", "taken_over", "refused", "gone", "busy")
+ROBOT_ROWS = (*(row.value for row in Row), "stream")
+ROBOT_STAGES = ("queue", "decode", "images", "prefix", "denoise", "encode")
 CONTROL_BUCKETS = (
     *(0.0001, 0.0002, 0.0003, 0.0004, 0.0005, 0.0006, 0.0008, 0.001, 0.00125, 0.0015, 0.002, 0.0025, 0.003, 0.004),
     *(0.005, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1),
@@ -140,6 +143,39 @@ TABLE: tuple[MetricSpec, ...] = (
         "seconds",
         "How much later than planned a paced block was started.",
         "histogram_quantile of the rate",
+    ),
+    MetricSpec(
+        f"{_P}robot_connections",
+        "gauge",
+        "connections",
+        "Open robot connections, by the form of answers they began with.",
+        "sum",
+        {"row": ROBOT_ROWS},
+    ),
+    MetricSpec(
+        f"{_P}robot_chunks_total",
+        "counter",
+        "chunks",
+        "Action chunks sent.",
+        "rate, sum",
+        {"row": ROBOT_ROWS},
+    ),
+    MetricSpec(
+        f"{_P}robot_errors_total",
+        "counter",
+        "messages",
+        "Errors sent to robots, by code.",
+        "rate, sum",
+        {"code": tuple(code.value for code in PolicyCode)},
+    ),
+    MetricSpec(
+        f"{_P}robot_stage_seconds",
+        "histogram",
+        "seconds",
+        "Stages of an answer: waiting, frame and observation, the policy's own, encoding.",
+        "histogram_quantile of the rate",
+        {"stage": ROBOT_STAGES},
+        CONTROL_BUCKETS,
     ),
     MetricSpec(f"{_P}engine_ticks_total", "counter", "ticks", "Settled ticks (one tick serves a batch).", "rate, sum"),
     MetricSpec(

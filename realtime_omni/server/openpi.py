@@ -12,14 +12,16 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Response, WebSocket
 from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from realtime_omni.server.auth import AccessMiddleware
 from realtime_omni.server.clock import Clock, LoopClock
+from realtime_omni.server.metrics import ROBOT_STAGES, Metrics
 from realtime_omni.server.openpi_stream import StreamConnection, StreamSessions
 from realtime_omni.server.outbox import ConnectionEnded
 from realtime_omni.server.policy import (
@@ -62,9 +64,16 @@ class _Connection(Protocol):
 class PolicyHub:
     """The robot endpoint of one server."""
 
-    def __init__(self, backend: PolicyBackend, settings: ServerSettings, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        backend: PolicyBackend,
+        settings: ServerSettings,
+        clock: Clock | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
         self.backend = backend
         self.settings = settings
+        self.metrics = metrics if metrics is not None else Metrics()
         self.clock = clock if clock is not None else LoopClock()
         self.reader = ObservationReader(backend.contract)
         self.streams = StreamSessions(self.release, self.clock, settings.grace_s)
@@ -88,14 +97,35 @@ class PolicyHub:
     async def serve(self, transport: Transport, row: Row | None) -> None:
         """Serve one accepted connection to its end; ``row`` None is our own subprotocol."""
         connection = StreamConnection(self, transport) if row is None else PolicyConnection(self, transport, row)
+        label = "stream" if row is None else row.value
         self.connections.add(connection)
         self._idle.clear()
+        self.metrics.add("robot_connections", 1, row=label)
         try:
             await connection.run()
         finally:
+            self.metrics.add("robot_connections", -1, row=label)
             self.connections.discard(connection)
             if not self.connections:
                 self._idle.set()
+
+    async def send(self, transport: Transport, outputs: Iterable[Any]) -> None:
+        """Send a machine's frames and closes, in order. Raises TransportLost, and ConnectionEnded after a close."""
+        for output in outputs:
+            match output:
+                case Send(data, error):
+                    await transport.send(data)
+                    if error is not None:
+                        self.metrics.count("robot_errors_total", code=error.value)
+                case Close(code, reason):
+                    await transport.close(code, reason)
+                    raise ConnectionEnded
+
+    def answered(self, row: str, timing: Mapping[str, float]) -> None:
+        """Count a chunk and its stages (ms)."""
+        self.metrics.count("robot_chunks_total", row=row)
+        for stage in ROBOT_STAGES:
+            self.metrics.observe("robot_stage_seconds", timing.get(stage, 0.0) / 1000, stage=stage)
 
     # -- sessions of the backend -----------------------------------------------------------------------------------
 
@@ -238,6 +268,7 @@ class PolicyConnection:
         if self._total_ms is not None:
             timing["prev_total_ms"] = self._total_ms
         await self._send(self.side.answer(encoded, timing))
+        self._hub.answered(self.side.row.value, timing)
         self._total_ms = (time.perf_counter() - received_s) * 1000
 
     async def _compute(self, session: str, command: Infer, observation: Any, timing: dict[str, float]) -> PolicyAnswer:
@@ -276,13 +307,7 @@ class PolicyConnection:
                 await self._send(self.side.end(*self._last))
 
     async def _send(self, outputs: list[Any]) -> None:
-        for output in outputs:
-            match output:
-                case Send(data):
-                    await self._transport.send(data)
-                case Close(code, reason):
-                    await self._transport.close(code, reason)
-                    raise ConnectionEnded
+        await self._hub.send(self._transport, outputs)
 
 
 # -- routes ----------------------------------------------------------------------------------------------------------
@@ -308,13 +333,21 @@ def create_policy_app(hub: PolicyHub) -> FastAPI:
 
     app = FastAPI(title="realtime-omni robots", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.hub = hub
-    app.add_middleware(AccessMiddleware, settings=hub.settings, refused=lambda _: None)
+    app.add_middleware(
+        AccessMiddleware,
+        settings=hub.settings,
+        refused=lambda refusal: hub.metrics.count("refusals_total", code=refusal.code),
+    )
     add_policy_routes(app, hub, PATH, ROOT_PATH)
 
     @app.get("/healthz")
     async def healthz() -> Response:
         report = hub.backend.health()
         return PlainTextResponse("OK\n" if report.ok else f"{report.reason}\n", 200 if report.ok else 503)
+
+    @app.get("/metrics")
+    async def prometheus() -> Response:
+        return Response(hub.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     return app
 

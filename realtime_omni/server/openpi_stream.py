@@ -296,7 +296,12 @@ class StreamConnection:
             asked_s = time.perf_counter()
             answer = await self._hub.backend.infer(self._session.policy_id, request)
             add_stages(timing, answer, (time.perf_counter() - asked_s) * 1000)
-            await self._send(self._answer(work, answer, timing))
+            encoding_s = time.perf_counter()
+            outputs = self._answer(work, answer, timing)
+            timing["encode"] = (time.perf_counter() - encoding_s) * 1000
+            await self._send(outputs)
+            if outputs:
+                self._hub.answered("stream", timing)
         except asyncio.CancelledError:
             self.side.drop(work)
             raise
@@ -328,13 +333,7 @@ class StreamConnection:
         await self._send(self.side.fail(work, fault))
 
     async def _send(self, outputs: Any) -> None:
-        for output in outputs:
-            match output:
-                case Send(data):
-                    await self._transport.send(data)
-                case Close(code, reason):
-                    await self._transport.close(code, reason)
-                    raise ConnectionEnded
+        await self._hub.send(self._transport, outputs)
 
 
 def _hash(token: str) -> bytes:

@@ -68,6 +68,21 @@ async def test_openpis_reply_tells_every_stage_and_the_total_of_the_call_before(
         assert timing["images"] + timing["prefix"] + timing["denoise"] == pytest.approx(timing["infer_ms"])
 
 
+async def test_chunks_errors_and_connections_are_counted() -> None:
+    async with hub_over(NullPolicy()) as hub:
+        robot = Robot(hub)
+        await robot.connect()
+        assert hub.metrics.value("robot_connections", row="bare") == 1
+        await robot.infer(observation())
+        with pytest.raises(PolicyServerError):
+            await robot.infer(observation(prompt=""))
+        assert hub.metrics.value("robot_chunks_total", row="bare") == 1
+        assert hub.metrics.value("robot_errors_total", code="prompt_invalid") == 1
+        assert hub.metrics.value("robot_stage_seconds_count", stage="decode") == 1
+        await robot.drop()
+        assert hub.metrics.value("robot_connections", row="bare") == 0
+
+
 async def test_an_error_of_an_openpi_connection_is_its_end() -> None:
     async with hub_over(NullPolicy()) as hub:
         robot = Robot(hub, Row.OPENPI)

@@ -46,9 +46,10 @@ class Turn(StrEnum):
 
 
 class Send(Struct, frozen=True):
-    """Send this frame: text or binary."""
+    """Send this frame: text or binary. ``error`` is the code when the frame says one (for counting)."""
 
     data: str | bytes
+    error: PolicyCode | None = None
 
 
 class Close(Struct, frozen=True):
@@ -196,8 +197,8 @@ class PolicyServerSide:
 
     def _error_frame(self, error: PolicyError) -> Send:
         if ROWS[self.row].errors == "text":
-            return Send(f"{error.code.value}: {error.text}")
-        return Send(pack({"type": "error", "message": error.text, "code": error.code.value}))
+            return Send(f"{error.code.value}: {error.text}", error.code)
+        return Send(pack({"type": "error", "message": error.text, "code": error.code.value}), error.code)
 
     def _request(self, frame: str | bytes) -> Command:
         if isinstance(frame, str):

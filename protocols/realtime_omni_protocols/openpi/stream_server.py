@@ -339,4 +339,5 @@ class StreamServerSide:
     def _error(self, error: PolicyError, seq: int | None = None, fatal: bool = False) -> Send:
         self._errors += 1
         message = error.message[:MAX_ERROR_CHARS]
-        return self._send(ErrorMessage(code=error.code.value, message=message, path=error.path, seq=seq, fatal=fatal))
+        said = ErrorMessage(code=error.code.value, message=message, path=error.path, seq=seq, fatal=fatal)
+        return Send(encode(said), error.code)

@@ -192,7 +192,7 @@ def test_elsewhere_an_error_is_text_and_the_end(row: Row) -> None:
     server, client = served(row)
     server.receive(client.infer({"prompt": "x"}))
     output, close = server.fail(PolicyError(PolicyCode.CAMERA_MISSING, "the camera top is missing", "$.top"))
-    assert output == Send("camera_missing: $.top: the camera top is missing")
+    assert output == Send("camera_missing: $.top: the camera top is missing", PolicyCode.CAMERA_MISSING)
     assert close == Close(1011, "camera_missing")  # type: ignore[arg-type]
     with pytest.raises(PolicyServerError) as refused:
         client.receive(output.data)
@@ -285,4 +285,4 @@ def test_a_shutdown_ends_every_connection_and_answers_who_waits() -> None:
         assert server.end(stopping, PolicyClose.SHUTDOWN) == []
     server, _ = served(Row.OPENPI)
     request(server)
-    assert server.end(stopping, PolicyClose.SHUTDOWN)[0] == Send("shutdown: the server stops")
+    assert server.end(stopping, PolicyClose.SHUTDOWN)[0] == Send("shutdown: the server stops", PolicyCode.SHUTDOWN)
