@@ -164,6 +164,12 @@ class Session:
         assert isinstance(log, EventLog)
         return log
 
+    async def return_to(self, log: EventLog) -> None:
+        """Go to where a log begins, as :meth:`replay` does first, and raises what that raises."""
+        if self._undelivered or self._orphans:
+            raise StateError("chunks of this session wait; a log is played alone")
+        await self._ask(c.Return(**self._address(), log=log))
+
     async def replay(self, log: EventLog, outputs: Sequence[str] | None = None) -> AsyncGenerator[Chunk, None]:
         """Run the chunks of a log again, each with the events that it applied then, under fresh ids; equal bit for bit.
 
@@ -176,9 +182,7 @@ class Session:
                 begin at chunk 0 and is not played on from the same line (``not_retained``). Nothing has changed.
             StateError: chunks or events of this session wait, or somebody else took part.
         """
-        if self._undelivered or self._orphans:
-            raise StateError("chunks of this session wait; a log is played alone")
-        await self._ask(c.Return(**self._address(), log=log))
+        await self.return_to(log)
         recorded = {applied.chunk_index: applied.events for applied in log.chunks}
         for index in range(log.first_chunk, log.next_chunk):
             first_id = self._view.event_floor + 1

@@ -41,8 +41,11 @@ from .world_messages import (
     SessionFailed,
     SessionFork,
     SessionForked,
+    SessionLog,
     SessionNext,
     SessionPause,
+    SessionReplay,
+    SessionReplayed,
     SessionReset,
     SessionResetDone,
     SessionResume,
@@ -248,6 +251,13 @@ class WorldClientSide:
         """Back to the moment when ``chunk_index`` was the next chunk."""
         return self._send(SessionRewind(id=self._mint(), chunk_index=chunk_index))
 
+    def log(self) -> str:
+        return self._send(SessionLog(id=self._mint()))
+
+    def replay(self, log: str) -> str:
+        """Play a log (of `session.logged`). No event may be sent until `session.replayed`."""
+        return self._send(SessionReplay(id=self._mint(), log=log))
+
     def branch(self, forked: SessionForked) -> WorldClientSide:
         """The client of a branch: connect it, and resume."""
         if self.started is None:
@@ -433,6 +443,8 @@ class WorldClientSide:
             case SessionResetDone(epoch=epoch):
                 self._new_epoch(epoch, 0, 0)
                 self.oldest_rewind = None if self.oldest_rewind is None else 0
+            case SessionReplayed(next_event_id=next_event_id):
+                self.next_event_id = max(self.next_event_id, next_event_id)
             case SessionRewound(epoch=epoch):
                 self._new_epoch(epoch, message.chunk_index, message.next_frame)
                 self.oldest_rewind = message.oldest_rewind

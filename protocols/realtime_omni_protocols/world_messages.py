@@ -24,11 +24,13 @@ KEY_SUBPROTOCOL_PREFIX = "realtime-omni.key."
 PATH = "/v1/realtime/world"
 
 MAX_START_BYTES = 4 * 1024 * 1024
-"""Bound of `session.start` and `session.reset`: they may carry a picture."""
+"""Bound of `session.start` and `session.reset`, which may carry a picture, and of `session.replay`, which carries a log."""
 MAX_MESSAGE_BYTES = 64 * 1024
 """Bound of every other client message."""
-MAX_SERVER_MESSAGE_BYTES = 1024 * 1024
-"""Bound a client puts on a server's text: JSON schemas of controls are the largest thing a server sends."""
+MAX_SERVER_MESSAGE_BYTES = MAX_START_BYTES
+"""Bound a client puts on a server's text: a log is the largest thing that a server sends."""
+MAX_LOG_CHARS = MAX_START_BYTES - 1024
+"""Of a log in a message."""
 MAX_PROMPT_CHARS = 2_000
 MAX_CONTROLS = 16
 MAX_OUTSTANDING_NEXT = 4
@@ -56,6 +58,7 @@ Token: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
 Prompt: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_PROMPT_CHARS, pattern=r"\S")]
 ImageBase64: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_START_BYTES)]
+LogBase64: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_LOG_CHARS)]
 Text: TypeAlias = Annotated[str, Meta(max_length=4_000)]
 EventIds: TypeAlias = Annotated[tuple[EventId, ...], Meta(min_length=1, max_length=4_096)]
 AppliedIds: TypeAlias = Annotated[tuple[EventId, ...], Meta(max_length=4_096)]
@@ -188,6 +191,14 @@ class SessionRewind(ClientMessage, frozen=True, kw_only=True, tag="session.rewin
     chunk_index: ChunkIndex
 
 
+class SessionLog(ClientMessage, frozen=True, kw_only=True, tag="session.log"):
+    pass
+
+
+class SessionReplay(ClientMessage, frozen=True, kw_only=True, tag="session.replay"):
+    log: LogBase64
+
+
 class SessionAbort(ClientMessage, frozen=True, kw_only=True, tag="session.abort"):
     pass
 
@@ -283,6 +294,13 @@ class SessionResumed(ServerMessage, frozen=True, kw_only=True, tag="session.resu
     next_event_id: NextEventId
     format: Format
     codec: Name | None
+    re: MessageId | None = None
+
+
+class SessionLogged(ServerMessage, frozen=True, kw_only=True, tag="session.logged"):
+    """Not numbered and not kept: who lost it asks again. ``log`` is base64 of the log's JSON text (protocols/sessions.md)."""
+
+    log: LogBase64
     re: MessageId | None = None
 
 
@@ -392,6 +410,21 @@ class SessionRewound(SessionMessage, frozen=True, kw_only=True, tag="session.rew
     re: MessageId | None = None
 
 
+class SessionReplaying(SessionMessage, frozen=True, kw_only=True, tag="session.replaying"):
+    """The next ``chunks`` chunks, from ``chunk_index`` on, are those of the log."""
+
+    chunk_index: ChunkIndex
+    chunks: Seq
+    re: MessageId | None = None
+
+
+class SessionReplayed(SessionMessage, frozen=True, kw_only=True, tag="session.replayed"):
+    """``complete`` false: it ended early, by an abort, a failure or a lost connection."""
+
+    complete: bool
+    next_event_id: NextEventId
+
+
 class SessionFailed(SessionMessage, frozen=True, kw_only=True, tag="session.failed"):
     code: WireCode
     message: Text
@@ -429,6 +462,8 @@ AnyClientMessage: TypeAlias = (
     | SessionReset
     | SessionFork
     | SessionRewind
+    | SessionLog
+    | SessionReplay
     | SessionAbort
     | SessionRollback
     | SessionClose
@@ -446,11 +481,13 @@ AnySessionMessage: TypeAlias = (
     | SessionResetDone
     | SessionForked
     | SessionRewound
+    | SessionReplaying
+    | SessionReplayed
     | SessionFailed
     | SessionRecovered
     | SessionClosed
 )
-AnyServerMessage: TypeAlias = Hello | Pong | ErrorMessage | SessionResumed | AnySessionMessage
+AnyServerMessage: TypeAlias = Hello | Pong | ErrorMessage | SessionResumed | SessionLogged | AnySessionMessage
 
 _client_decoder: msgspec.json.Decoder[AnyClientMessage] = msgspec.json.Decoder(AnyClientMessage)
 _server_decoder: msgspec.json.Decoder[AnyServerMessage] = msgspec.json.Decoder(AnyServerMessage)
@@ -466,7 +503,10 @@ def parse_client(
 ) -> AnyClientMessage:
     """One client message, or `WireError`."""
     message = decode_text(data, _client_decoder, max_start_bytes)
-    if not isinstance(message, SessionStart | SessionReset) and check_size(data, max_start_bytes) > max_message_bytes:
+    if (
+        not isinstance(message, SessionStart | SessionReset | SessionReplay)
+        and check_size(data, max_start_bytes) > max_message_bytes
+    ):
         raise WireError(
             WireCode.MESSAGE_TOO_LARGE,
             f"the message is larger than {max_message_bytes} bytes",

@@ -110,6 +110,10 @@ class EventLedger:
         self.next_event_id = event_id + 1
         self.accepted += 1
 
+    def skip_to(self, next_event_id: int) -> None:
+        """Ids below this one were used by somebody else."""
+        self.next_event_id = max(self.next_event_id, next_event_id)
+
     def require_open(self, event_ids: Iterable[int]) -> tuple[int, ...]:
         ids = tuple(event_ids)
         if any(later <= earlier for earlier, later in itertools.pairwise(ids)):

@@ -68,7 +68,7 @@ class WorldSessionStream:
         self._chunks = self._resumes = 0
 
     def branch(
-        self, session_id: str, *, epoch: int, chunk_index: int, next_frame: int, now: float
+        self, session_id: str, *, epoch: int, chunk_index: int, next_frame: int, next_event_id: int, now: float
     ) -> WorldSessionStream:
         """The stream of a fork of this session: detached, at the chunk that the fork goes on with. Its ``seq`` 1 stands for
         `forked`, so a resume with ``last_seq`` 1 opens it as it would any detached session."""
@@ -79,7 +79,7 @@ class WorldSessionStream:
             lead_frames=self.lead_frames,
             cadence=self.cadence,
             limits=self.limits,
-            next_event_id=self.next_event_id,
+            next_event_id=next_event_id,
             now=now,
         )
         twin.state, twin.last_seq, twin.applied_event_id = WireState.PLAYING, 1, self.applied_event_id
@@ -313,6 +313,19 @@ class WorldSessionStream:
                 oldest_rewind=oldest_rewind,
                 re=re,
             )
+        )
+
+    def replaying(self, *, chunk_index: int, chunks: int, re: str | None = None) -> ControlEntry:
+        """The chunks that come next are those of a log."""
+        return self._control(
+            wire.SessionReplaying(seq=self.last_seq + 1, chunk_index=chunk_index, chunks=chunks, re=re)
+        )
+
+    def replayed(self, *, complete: bool, next_event_id: int) -> ControlEntry:
+        """The end of a played log, whose events used the ids below ``next_event_id``."""
+        self._events.skip_to(next_event_id)
+        return self._control(
+            wire.SessionReplayed(seq=self.last_seq + 1, complete=complete, next_event_id=self._events.next_event_id)
         )
 
     def failed(self, *, code: WireCode, message: str, chunk_index: int, can: Sequence[wire.Remedy]) -> ControlEntry:

@@ -109,20 +109,27 @@ class Driver:
         sending, since_s = False, self._since_s
         try:
             async with record.block:
-                chunk = await record.door.next_chunk(record.outputs)
+                replay = record.replay
+                chunk = await (record.door.next_chunk(record.outputs) if replay is None else anext(replay.chunks))
                 sending = record.emit_chunk(chunk, started_s, self._clock.now_s, since_s)
+                if replay is not None and chunk.chunk_index == replay.last_chunk:
+                    record.end_replay(complete=True)
         except AbortedError:
+            record.end_replay(complete=False)
             return  # the abort's own answer says so; the block is asked for again
         except SessionGoneError:
+            record.end_replay(complete=False)
             self._not_before = self._clock.now_s() + RETRY_S  # it is closing: the manager's notice will say why
             self._hub.bury_if_unknown(record)
         except OmniError as error:
+            record.end_replay(complete=False)
             if error.code == ErrorCode.SESSION_STATE:
                 self._not_before = self._clock.now_s() + RETRY_S
                 return
             fault = describe_error(error, session=record.id)
             record.emit_failed(fault.code, fault.message)
         except Exception as error:  # a bug here or in the engine: this session stops, the server goes on
+            record.end_replay(complete=False)
             fault = describe_error(error, session=record.id)
             record.emit_failed(fault.code, fault.message)
         else:

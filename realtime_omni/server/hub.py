@@ -222,6 +222,7 @@ class WorldHub:
             epoch=door.epoch,
             chunk_index=door.chunk_index,
             next_frame=door.chunk_index * record.model.frames_per_block,
+            next_event_id=max(record.stream.next_event_id, door.view.event_floor + 1),
             now=self.clock.now_s(),
         )
         branch = WireSession(
@@ -275,6 +276,7 @@ class WorldHub:
                 self._claimed(command)  # the token may have been used while we waited
                 if record.connection is not None:
                     raise WireError(WireCode.SESSION_BUSY, "another connection was faster")
+                record.end_replay(complete=False)  # the connection that it was played for is gone
                 entries = record.stream.resume(
                     command.last_seq,
                     resume_token=_new_token(),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, get_args
 
@@ -19,10 +19,19 @@ from realtime_omni.server.codes import failure, wire_code
 from realtime_omni.server.metrics import Metrics
 from realtime_omni.server.outbox import Batch
 from realtime_omni.server.pacing import Pacer
+from realtime_omni.session.journal import EventLog
 from realtime_omni.session.values import Chunk, Representation
+from realtime_omni_protocols.envelope import MAX_SAFE_INT
 from realtime_omni_protocols.world import Entry, WireCode, WorldSessionStream
-from realtime_omni_protocols.world_messages import CloseReason, DiscardReason, Format, KvUse, Remedy, Timings
-from realtime_omni_protocols.world_table import WireState
+from realtime_omni_protocols.world_messages import (
+    CloseReason,
+    DiscardReason,
+    Format,
+    KvUse,
+    Remedy,
+    Timings,
+)
+from realtime_omni_protocols.world_table import LIVE, WireState
 
 _log = logging.getLogger(__name__)
 GRAVES = 1024
@@ -45,6 +54,15 @@ class Attached(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A log that is being played. ``ids``: those that its events may use."""
+
+    chunks: AsyncGenerator[Chunk, None]
+    last_chunk: int
+    ids: range
+
+
 @dataclass
 class WireSession:
     """One session as this server sees it."""
@@ -65,6 +83,9 @@ class WireSession:
     """A reset or a rewind is under way: no block is asked for."""
     answer_to: str | None = None
     """``id`` of the client's reset, rewind or close that is under way: its answer carries it, whoever emits the answer."""
+    replay: Replay | None = None
+    played_ids: list[range] = field(default_factory=list)
+    """Event ids that played logs used: no client has sent them, so none hears of them."""
     unsubscribe: Callable[[], None] | None = None
     block: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a block is asked for, and until it is emitted."""
@@ -94,7 +115,7 @@ class WireSession:
             return False  # committed just before the end; its events were receipted as discarded
         while chunk.epoch > self.stream.epoch:  # the connection that asked for it was lost before it could say so
             self._emit_new_epoch(chunk.chunk_index)
-        ids = tuple(int(event_id) for event_id in chunk.metadata.applied_event_ids)
+        ids = self._clients(tuple(int(event_id) for event_id in chunk.metadata.applied_event_ids))
         self.ensure_accepted(ids)
         if chunk.epoch < self.stream.epoch:
             self.discard(ids)
@@ -169,7 +190,31 @@ class WireSession:
             if event_id >= self.stream.next_event_id:
                 self.emit(self.stream.event_accepted(event_id, pending=self.door.pending_event_count))
 
+    def begin_replay(self, log: EventLog, re: str | None) -> None:
+        """From now on the driver takes its blocks from the log, which begins where the session stands."""
+        chunks = self.door.replay(log, self.outputs)
+        ids = range(self.stream.next_event_id, MAX_SAFE_INT + 1)
+        self.replay = Replay(chunks, log.next_chunk - 1, ids)
+        count = log.next_chunk - log.first_chunk
+        self.emit(self.stream.replaying(chunk_index=log.first_chunk, chunks=count, re=re))
+
+    def end_replay(self, *, complete: bool) -> None:
+        """Say so, once. Of a played event that still waits no client will hear either."""
+        replay, self.replay = self.replay, None
+        if replay is None:
+            return
+        next_event_id = max(replay.ids.start, self.door.view.event_floor + 1)
+        self.played_ids.append(range(replay.ids.start, next_event_id))
+        if self.stream.state in LIVE:
+            self.emit(self.stream.replayed(complete=complete, next_event_id=next_event_id))
+
+    def _clients(self, event_ids: Sequence[int]) -> tuple[int, ...]:
+        """Without those of played logs."""
+        played = [*self.played_ids, self.replay.ids] if self.replay is not None else self.played_ids
+        return tuple(event_id for event_id in event_ids if not any(event_id in ids for ids in played))
+
     def discard(self, event_ids: Sequence[int], reason: DiscardReason = "reset") -> None:
+        event_ids = self._clients(event_ids)
         if event_ids:
             self.ensure_accepted(event_ids)
             self.emit(self.stream.event_discarded(event_ids, reason=reason))

@@ -8,20 +8,24 @@ driver decides when a block starts. Whatever a client sends, other sessions do n
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import secrets
 from typing import TYPE_CHECKING, assert_never
 
+from realtime_omni.errors import ArgumentError
 from realtime_omni.server.codes import describe_error
 from realtime_omni.server.driver import Driver
 from realtime_omni.server.images import decode_image
 from realtime_omni.server.outbox import Batch, ConnectionEnded, Sender
 from realtime_omni.server.sessions import WireSession
 from realtime_omni.server.transport import Transport, TransportLost
+from realtime_omni.session.journal import EventLog
 from realtime_omni.session.values import ControlInput, EventId
 from realtime_omni.session.values import SessionEvent as Event
 from realtime_omni_protocols.world import Close, LocalError, Reply, WireCode, WireError, WireState
 from realtime_omni_protocols.world_messages import (
+    MAX_LOG_CHARS,
     AcceptStatus,
     AnyClientMessage,
     ErrorMessage,
@@ -31,8 +35,11 @@ from realtime_omni_protocols.world_messages import (
     SessionClose,
     SessionEvent,
     SessionFork,
+    SessionLog,
+    SessionLogged,
     SessionNext,
     SessionPause,
+    SessionReplay,
     SessionReset,
     SessionResume,
     SessionResumePlay,
@@ -46,6 +53,10 @@ if TYPE_CHECKING:
     from realtime_omni.server.hub import WorldHub
 
 _log = logging.getLogger(__name__)
+
+
+_NOT_WHILE_PLAYING = (SessionEvent, SessionReset, SessionRewind, SessionRollback, SessionReplay)
+"""What would change the world under a log that is being played."""
 
 
 class WorldConnection:
@@ -193,6 +204,8 @@ class WorldConnection:
         now = record.last_input_s = self._hub.clock.now_s()
         if isinstance(command, SessionAck | SessionNext):
             return  # the wire machine has done it; the driver looks again
+        if record.replay is not None and isinstance(command, _NOT_WHILE_PLAYING):
+            raise WireError(WireCode.SESSION_STATE, "a log is being played")
         match command:
             case SessionEvent():
                 await self._event(record, command)
@@ -202,6 +215,10 @@ class WorldConnection:
                 await self._hub.fork(record, command)
             case SessionRewind():
                 await self._rewind(record, command)
+            case SessionLog():
+                await self._reply(SessionLogged(log=_written(await record.door.log()), re=command.id))
+            case SessionReplay():
+                await self._replay(record, command)
             case SessionPause():
                 record.emit(record.stream.paused(re=command.id))
             case SessionResumePlay():
@@ -210,6 +227,7 @@ class WorldConnection:
             case SessionAbort():
                 index = await record.door.abort()
                 record.emit(record.stream.chunk_aborted(index, re=command.id))
+                await self._stop_replay(record)
             case SessionRollback():
                 if record.door.state == "failed" or not record.rollback_offered:
                     await record.door.rollback()
@@ -264,6 +282,34 @@ class WorldConnection:
             if self.record is record:
                 record.resetting, record.answer_to = False, None
 
+    async def _replay(self, record: WireSession, command: SessionReplay) -> None:
+        log = await self._hub.pool.run(lambda: _read(command.log))
+        if self.record is not record:
+            return
+        record.resetting = True
+        try:
+            await record.door.return_to(log)
+            async with record.block:
+                if record.stream.epoch < record.door.epoch:
+                    record.emit_reset_done()
+            if self.record is record:
+                record.begin_replay(log, command.id)
+        finally:
+            if self.record is record:
+                record.resetting = False
+
+    async def _stop_replay(self, record: WireSession) -> None:
+        """End it behind the block that is under way, if one is."""
+        if record.replay is None:
+            return
+        record.resetting = True
+        try:
+            async with record.block:
+                record.end_replay(complete=False)
+        finally:
+            if self.record is record:
+                record.resetting = False
+
     async def picture(self, text: str | None) -> ImageRGB | None:
         """Decode a client's picture off the event loop."""
         return None if text is None else await self._hub.pool.run(lambda: decode_image(text))
@@ -272,3 +318,23 @@ class WorldConnection:
         """Say goodbye to a client that has no session yet."""
         if self.record is None and self.side.state is not WireState.CLOSED:
             self.sender.outbox.put(ErrorMessage(code=WireCode.SHUTDOWN, message="the server is stopping", fatal=True))
+
+
+def _written(log: EventLog) -> str:
+    text = base64.b64encode(log.to_json().encode()).decode("ascii")
+    if len(text) > MAX_LOG_CHARS:
+        raise WireError(WireCode.MESSAGE_TOO_LARGE, "the log is too large for a message")
+    return text
+
+
+def _read(text: str) -> EventLog:
+    """Raises ArgumentError."""
+    try:
+        log = EventLog.from_json(base64.b64decode(text, validate=True))
+    except ValueError as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError("the log is not base64", path="log") from None
+    if log.next_chunk == log.first_chunk:
+        raise ArgumentError("the log has no chunks", path="log")
+    return log

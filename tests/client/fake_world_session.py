@@ -176,6 +176,7 @@ class FakeSession:
             epoch=stream.epoch,
             chunk_index=stream.next_chunk,
             next_frame=stream.generated,
+            next_event_id=stream.next_event_id,
             now=time.monotonic(),
         )
         twin.picture, twin.prompt, twin.seed = copy.copy(self.picture), self.prompt, self.seed

@@ -319,7 +319,12 @@ class Pair:
         assert stream is not None
         name = f"{self.session_id}-{stream.last_seq}"
         twin = stream.branch(
-            name, epoch=stream.epoch, chunk_index=stream.next_chunk, next_frame=stream.generated, now=self.now
+            name,
+            epoch=stream.epoch,
+            chunk_index=stream.next_chunk,
+            next_frame=stream.generated,
+            next_event_id=stream.next_event_id,
+            now=self.now,
         )
         self.branches[name] = twin
         self.send(

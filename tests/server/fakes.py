@@ -91,6 +91,7 @@ class FakeView:
     attached: bool
     can_rollback: bool
     oldest_rewind: int | None = None
+    event_floor: int = -1
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ class FakeSession:
             attached,
             self.state == "failed",
             max(0, self.chunk_index - REWIND_BLOCKS) if self.manager.branches else None,
+            self.highest,
         )
 
     def _alive(self) -> None:

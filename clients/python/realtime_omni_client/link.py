@@ -33,6 +33,7 @@ from realtime_omni_protocols.world_messages import (
     SessionFailed,
     SessionMessage,
     SessionRecovered,
+    SessionReplayed,
     SessionResetDone,
     SessionResumed,
     SessionRewound,
@@ -117,6 +118,7 @@ class WorldLink:
         self.ask_error: RefusedError | None = None
         self.ended: WorldError | None = None
         self.displayed = self.side.next_frame
+        self.replayed: asyncio.Future[bool] | None = None  # of the log that is being played: whether to its end
         self.dropped = self.notices_dropped = 0
         self._reconnect = reconnect
         self._rng = rng
@@ -280,6 +282,8 @@ class WorldLink:
                 self._new_epoch(0)
             case SessionRewound():
                 self._new_epoch(message.next_frame)
+            case SessionReplayed(complete=complete):
+                _resolve(self.replayed, complete)
             case _:
                 pass
         key = getattr(message, "re", None)
@@ -368,6 +372,8 @@ class WorldLink:
         waiting: list[asyncio.Future[object]] = [*self.accepted.values(), *self.outcomes.values()]  # type: ignore[list-item]
         waiting += [answer for _, _, answer in self.requests.values()]  # type: ignore[misc]
         waiting.append(self.started)  # type: ignore[arg-type]
+        if self.replayed is not None:
+            waiting.append(self.replayed)  # type: ignore[arg-type]
         for future in waiting:
             _fail(future, error)
         self.accepted.clear()

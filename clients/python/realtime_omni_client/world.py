@@ -18,7 +18,7 @@ import base64
 import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Self
+from typing import Any, Self
 
 from realtime_omni_protocols.errors import LocalError, WireCode, WireError
 from realtime_omni_protocols.world import WireState, WorldClientSide
@@ -33,8 +33,10 @@ from realtime_omni_protocols.world_messages import (
     Format,
     SessionClosed,
     SessionForked,
+    SessionLogged,
     SessionMessage,
     SessionRecovered,
+    SessionReplaying,
     SessionResetDone,
     SessionRewound,
     SessionStarted,
@@ -307,6 +309,41 @@ class WorldClient:
         answer = await self._request(lambda: self._live.side.rewind(chunk_index))
         assert isinstance(answer, SessionRewound)
         return answer
+
+    async def log(self) -> bytes:
+        """What made the present world, as JSON text (protocols/sessions.md): keep it, or play it with `replay`."""
+        answer = await self._request(self._live.side.log, repeat=True)
+        assert isinstance(answer, SessionLogged)
+        return base64.b64decode(answer.log)
+
+    async def replay(self, log: bytes) -> AsyncIterator[WorldChunk]:
+        """Play a log, here or in another session of its model: the same chunks come again, bit for bit.
+
+        A session that does not stand where the log begins starts over. Take and send nothing else meanwhile, and begin with an
+        on-demand or paused session, or chunks of before may come between. `RefusedError`: ``invalid_argument`` (no log),
+        ``unsupported`` (another model's), ``image_invalid``, ``not_retained``, ``session_state``; `WorldError`: it ended early.
+        """
+        live = self._live
+        live.replayed = asyncio.get_running_loop().create_future()
+        text = base64.b64encode(log).decode("ascii")
+        answer = await self._request(lambda: live.side.replay(text))
+        assert isinstance(answer, SessionReplaying)
+        for index in range(answer.chunk_index, answer.chunk_index + answer.chunks):
+            more = asyncio.create_task(self._chunk(index))
+            waiting: set[asyncio.Future[Any]] = {more, live.replayed}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not more.done() and not live.replayed.result():
+                more.cancel()
+                break
+            yield await more
+        if not await asyncio.shield(live.replayed):
+            raise WorldError("the log was not played to its end")
+
+    async def _chunk(self, index: int) -> WorldChunk:
+        """The next chunk of that index: what was under way before a replay is passed over."""
+        while (chunk := await self.next_chunk()).chunk_index != index:
+            pass
+        return chunk
 
     @property
     def oldest_rewind(self) -> int | None:

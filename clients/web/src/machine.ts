@@ -256,6 +256,9 @@ export class WorldMachine {
         this.seed = message.seed;
         this.oldestRewind = this.oldestRewind === null ? null : 0;
         return this.newEpoch(message, 0);
+      case "session.replayed":
+        this.nextEventId = Math.max(this.nextEventId, message.next_event_id);
+        return;
       case "session.rewound":
         this.oldestRewind = message.oldest_rewind;
         this.chunkIndex = message.chunk_index > 0 ? message.chunk_index - 1 : null;

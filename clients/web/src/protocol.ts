@@ -29,6 +29,8 @@ export type ClientMessage =
   | { type: "session.reset"; id?: string; prompt?: string; seed?: number; image?: string; start?: string }
   | { type: "session.fork"; id?: string; session_id?: string }
   | { type: "session.rewind"; id?: string; chunk_index: number }
+  | { type: "session.log"; id?: string }
+  | { type: "session.replay"; id?: string; log: string }
   | { type: "session.next" | "session.pause" | "session.resume_play" | "session.abort" | "session.rollback" | "session.close";
       id?: string }
   | { type: "ping"; id?: string; t?: number };
@@ -75,6 +77,9 @@ export interface Rewound {
   type: "session.rewound"; seq: number; epoch: number; chunk_index: number; next_frame: number; prompt: string | null;
   oldest_rewind: number | null;
 }
+export interface Logged { type: "session.logged"; log: string }
+export interface Replaying { type: "session.replaying"; seq: number; chunk_index: number; chunks: number }
+export interface Replayed { type: "session.replayed"; seq: number; complete: boolean; next_event_id: number }
 export interface Failed {
   type: "session.failed"; seq: number; code: string; message: string; chunk_index: number | null; can: FailureAction[];
 }
@@ -86,9 +91,9 @@ export interface ServerError {
   fatal: boolean;
 }
 
-export type ConnectionMessage = Hello | Pong | ServerError | Resumed;
+export type ConnectionMessage = Hello | Pong | ServerError | Resumed | Logged;
 export type SessionMessage =
-  | Started | Accepted | Applied | Discarded | Chunk | ChunkAborted | Paused | ResetDone | Forked | Rewound | Failed | Recovered | Closed;
+  | Started | Accepted | Applied | Discarded | Chunk | ChunkAborted | Paused | ResetDone | Forked | Rewound | Replaying | Replayed | Failed | Recovered | Closed;
 export type ServerMessage = ConnectionMessage | SessionMessage;
 
 // ---------------------------------------------------------------------------------------------------- field tables
@@ -155,6 +160,9 @@ const TABLES: Record<ServerMessage["type"], Table> = {
   "session.rewound": {
     seq, epoch: u32, chunk_index: u32, next_frame: int(), prompt: nullable(prompt), oldest_rewind: nullable(u32),
   },
+  "session.logged": { log: str(1, 4 * 1024 * 1024 - 1024) },
+  "session.replaying": { seq, chunk_index: u32, chunks: seq },
+  "session.replayed": { seq, complete: bool, next_event_id: int(0, MAX_INTEGER + 1) },
   "session.failed": { seq, code, message: text, chunk_index: u32, can: list(oneOf(["rollback", "reset", "close"])) },
   "session.recovered": { seq, chunk_index: u32 },
   "session.closed": {
