@@ -2,7 +2,7 @@
 
 Owns routes and headers. Everything a route says is an explicit translation of the manager's values; errors carry codes.
 ``create_app`` gives an application that can be mounted elsewhere; whoever calls it starts and stops the manager. Its lifespan
-ends the sessions; a server that does not run lifespans (``server.run``, a mount) calls ``app.state.hub.shutdown`` itself.
+ends the sessions; a server that does not run lifespans (``server.run``, a mount) shuts down ``app.state.hubs`` itself.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ from realtime_omni.server.clock import Clock
 from realtime_omni.server.codes import describe_error
 from realtime_omni.server.hub import WorldHub
 from realtime_omni.server.metrics import Metrics
+from realtime_omni.server.openpi import PolicyHub, add_policy_routes
 from realtime_omni.server.outbox import ConnectionEnded
+from realtime_omni.server.policy import PolicyBackend
 from realtime_omni.server.settings import ServerSettings
 from realtime_omni.server.transport import StarletteTransport, TransportLost
+from realtime_omni_protocols.openpi import PATH as ROBOT_PATH
 from realtime_omni_protocols.world import PATH, PROTOCOL, WireCode
 from realtime_omni_protocols.world_messages import ErrorMessage
 
@@ -57,20 +60,29 @@ _STATUS = {
 _FORMAT_NEEDS = {"h264": "av", "jpeg": "PIL"}
 
 
-def create_app(manager: Backend, settings: ServerSettings, *, clock: Clock | None = None) -> FastAPI:
-    """The application of one manager. ``app.state.hub`` is the world hub: shut it down before the manager stops."""
+def create_app(
+    manager: Backend, settings: ServerSettings, *, clock: Clock | None = None, robots: PolicyBackend | None = None
+) -> FastAPI:
+    """The application of one manager, with the robot endpoint where there is a policy.
+
+    ``app.state.hub`` is the world hub, ``app.state.hubs`` every hub: shut them down before the manager stops. The robots' one
+    may serve a port of its own too (:func:`realtime_omni.server.openpi.create_policy_app`).
+    """
     metrics = Metrics()
     metrics.watch(manager.statistics)
     hub = WorldHub(manager, settings, metrics, clock)
+    robot_hub = None if robots is None else PolicyHub(robots, settings, clock, metrics)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await hub.shutdown(settings.shutdown_timeout_s)
-        hub.close()
+        for each in app.state.hubs:
+            await each.shutdown(settings.shutdown_timeout_s)
+            each.close()
 
     app = FastAPI(title="realtime-omni", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.hub = hub
+    app.state.hubs = (hub,) if robot_hub is None else (hub, robot_hub)
     app.state.metrics = metrics
     app.add_middleware(
         AccessMiddleware,
@@ -88,6 +100,8 @@ def create_app(manager: Backend, settings: ServerSettings, *, clock: Clock | Non
     async def world(socket: WebSocket) -> None:
         await _serve_world(hub, socket)
 
+    if robot_hub is not None:
+        add_policy_routes(app, robot_hub, ROBOT_PATH)
     app.mount("/", _Page(directory=PAGE, html=True, check_dir=False))
     return app
 

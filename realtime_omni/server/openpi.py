@@ -324,7 +324,7 @@ def add_policy_routes(app: FastAPI, hub: PolicyHub, *paths: str) -> None:
 
 
 def create_policy_app(hub: PolicyHub) -> FastAPI:
-    """The application of ``--openpi-port``: both paths, and openpi's health check. ``app.state.hub`` is the hub."""
+    """The application of ``--openpi-port``: both paths, and openpi's health check. ``app.state.hubs`` has the hub."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -332,7 +332,7 @@ def create_policy_app(hub: PolicyHub) -> FastAPI:
         await hub.shutdown(hub.settings.shutdown_timeout_s)
 
     app = FastAPI(title="realtime-omni robots", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    app.state.hub = hub
+    app.state.hubs = (hub,)
     app.add_middleware(
         AccessMiddleware,
         settings=hub.settings,

@@ -124,13 +124,14 @@ async def running(app: FastAPI, settings: ServerSettings, listener: socket.socke
         host, port = listener.getsockname()[:2]
         yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     finally:
-        await app.state.hub.shutdown(settings.shutdown_timeout_s)
+        await asyncio.gather(*(hub.shutdown(settings.shutdown_timeout_s) for hub in app.state.hubs))
         server.should_exit = True
         await asyncio.wait([task], timeout=settings.shutdown_timeout_s)
         if not task.done():
             task.cancel()
             await asyncio.wait([task])
-        app.state.hub.close()
+        for hub in app.state.hubs:
+            hub.close()
 
 
 def bind(settings: ServerSettings) -> socket.socket:

@@ -13,8 +13,14 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from realtime_omni.server.app import create_app
+from realtime_omni.server.run import bind, running
+from realtime_omni.server.settings import ServerSettings
 from realtime_omni.testing.null_policy import NullPolicy
 from realtime_omni_protocols.openpi import PATH, STREAM_PROTOCOL, StreamClientSide, pack, unpack
+from realtime_omni_protocols.world import PATH as WORLD_PATH
+from realtime_omni_protocols.world import PROTOCOL
+from server.fakes import FakeManager
 from server.robot_server import served
 from server.robots import Gate, observation
 
@@ -147,6 +153,25 @@ async def test_a_connection_beyond_the_limit_is_refused_with_503() -> None:
         with pytest.raises(InvalidStatus) as refused:
             await connect(url + PATH)
         assert refused.value.response.status_code == 503
+
+
+async def test_one_server_has_worlds_and_robots_and_ends_both() -> None:
+    policy, settings = NullPolicy(), ServerSettings(port=0)
+    app = create_app(FakeManager(), settings, robots=policy)
+    with bind(settings) as listener:
+        async with running(app, settings, listener) as url:
+            url = url.replace("http", "ws")
+            async with connect(url + PATH) as robot, connect(url + WORLD_PATH, subprotocols=[PROTOCOL]) as world:  # type: ignore[list-item]
+                await robot.recv()
+                assert isinstance(await ask(robot, observation()), np.ndarray)
+                assert "hello" in str(await world.recv())
+                assert policy.sessions == 1
+                with pytest.raises(InvalidStatus):
+                    await connect(url + "/")  # the page's path: robots that name no path have a port of their own
+            async with connect(url + PATH) as robot:
+                await robot.recv()
+                await ask(robot, observation())
+    assert policy.sessions == 0
 
 
 async def test_a_plain_msgpack_peer_needs_no_library_of_ours() -> None:
