@@ -41,6 +41,7 @@ from realtime_omni_protocols.openpi import (
     STREAM_PROTOCOL,
     Close,
     Infer,
+    Observation,
     ObservationReader,
     PolicyClose,
     PolicyCode,
@@ -51,6 +52,7 @@ from realtime_omni_protocols.openpi import (
     Send,
     choose_row,
 )
+from realtime_omni_protocols.openpi.server_side import Output
 
 _log = logging.getLogger(__name__)
 MAX_AHEAD = 4
@@ -109,7 +111,7 @@ class PolicyHub:
             if not self.connections:
                 self._idle.set()
 
-    async def send(self, transport: Transport, outputs: Iterable[Any]) -> None:
+    async def send(self, transport: Transport, outputs: Iterable[object]) -> None:
         """Send a machine's frames and closes, in order. Raises TransportLost, and ConnectionEnded after a close."""
         for output in outputs:
             match output:
@@ -271,7 +273,9 @@ class PolicyConnection:
         self._hub.answered(self.side.row.value, timing)
         self._total_ms = (time.perf_counter() - received_s) * 1000
 
-    async def _compute(self, session: str, command: Infer, observation: Any, timing: dict[str, float]) -> PolicyAnswer:
+    async def _compute(
+        self, session: str, command: Infer, observation: Observation, timing: dict[str, float]
+    ) -> PolicyAnswer:
         begun_s = time.perf_counter()
         request = PolicyRequest(observation, seed=command.seed, steps=command.steps)
         answer = await self._hub.backend.infer(session, request)
@@ -306,7 +310,7 @@ class PolicyConnection:
             with contextlib.suppress(TransportLost, ConnectionEnded):
                 await self._send(self.side.end(*self._last))
 
-    async def _send(self, outputs: list[Any]) -> None:
+    async def _send(self, outputs: Iterable[Output]) -> None:
         await self._hub.send(self._transport, outputs)
 
 

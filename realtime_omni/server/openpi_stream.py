@@ -15,9 +15,9 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from realtime_omni.server.clock import Clock
 from realtime_omni.server.outbox import ConnectionEnded
@@ -37,6 +37,7 @@ from realtime_omni_protocols.openpi import (
     StreamState,
 )
 from realtime_omni_protocols.openpi.stream_messages import Observe
+from realtime_omni_protocols.openpi.stream_server import StreamCommand, StreamOutput
 
 if TYPE_CHECKING:
     from realtime_omni.server.openpi import PolicyHub
@@ -174,7 +175,7 @@ class StreamConnection:
         session, self._session = self._session, None
         owned = session is not None and session.connection is self
         if session is not None and owned:
-            session.epoch, session.last_seq = self.side.epoch, self.side.last_seq
+            session.epoch, session.last_seq = self.side.settled_epoch, self.side.last_seq
             if self._hub.stopping or self.side.state is StreamState.CLOSING:
                 await self._hub.streams.end(session)
             else:
@@ -184,14 +185,14 @@ class StreamConnection:
         elif self._taken_over.is_set():
             await self._last_word(self._parting("taken_over", session))
 
-    def _parting(self, reason: str, session: StreamSession | None) -> list[Any]:
+    def _parting(self, reason: str, session: StreamSession | None) -> list[StreamOutput]:
         if self.side.state is StreamState.CLOSED:
             return []
         if session is None:
-            return list(self.side.fatal(PolicyError(PolicyCode.SHUTDOWN, "the server stops")))
-        return list(self.side.closed(reason))
+            return self.side.fatal(PolicyError(PolicyCode.SHUTDOWN, "the server stops"))
+        return self.side.closed(reason)
 
-    async def _last_word(self, outputs: list[Any]) -> None:
+    async def _last_word(self, outputs: Iterable[StreamOutput]) -> None:
         with contextlib.suppress(TransportLost, ConnectionEnded):
             await self._send(outputs)
 
@@ -210,7 +211,7 @@ class StreamConnection:
                 await self._carry_out(command)
             self._compute_next()
 
-    async def _carry_out(self, command: Any) -> None:
+    async def _carry_out(self, command: StreamCommand) -> None:
         match command:
             case Send() | Close():
                 await self._send([command])
@@ -320,10 +321,8 @@ class StreamConnection:
             path = error.path.replace("$", "$.observation", 1)
             raise PolicyError(error.code, error.message, path) from None
 
-    def _answer(self, work: Observe, answer: PolicyAnswer, timing: dict[str, float]) -> list[Any]:
-        return list(
-            self.side.chunk(work, answer.actions, timing, valid_from=answer.valid_from, delay_used=answer.delay_used)
-        )
+    def _answer(self, work: Observe, answer: PolicyAnswer, timing: dict[str, float]) -> list[StreamOutput]:
+        return self.side.chunk(work, answer.actions, timing, valid_from=answer.valid_from, delay_used=answer.delay_used)
 
     async def _fail(self, work: Observe, fault: PolicyError) -> None:
         if fault.code is PolicyCode.SESSION_NOT_FOUND:
@@ -332,7 +331,7 @@ class StreamConnection:
             return
         await self._send(self.side.fail(work, fault))
 
-    async def _send(self, outputs: Any) -> None:
+    async def _send(self, outputs: Iterable[StreamCommand]) -> None:
         await self._hub.send(self._transport, outputs)
 
 

@@ -161,6 +161,27 @@ async def test_a_session_survives_its_connection_for_the_grace() -> None:
         assert (policy.sessions, len(hub.streams)) == (1, 1)
 
 
+async def test_a_reset_that_a_takeover_cut_short_is_owed() -> None:
+    class Slow(NullPolicy):
+        begun = asyncio.Event()
+
+        async def reset(self, session_id: str) -> None:
+            self.begun.set()
+            await asyncio.Event().wait()
+
+    policy = Slow()
+    async with hub_over(policy) as hub:
+        robot = StreamRobot(hub)
+        await robot.start()
+        robot.say(robot.side.reset())
+        await policy.begun.wait()
+        robot.side.disconnected()
+        again = StreamRobot(hub, robot.side)
+        resumed = await again.start()
+        assert resumed.epoch == 0
+        assert again.side.owes_reset
+
+
 async def test_the_grace_ends_the_session_and_its_token() -> None:
     policy = NullPolicy()
     async with hub_over(policy, grace_s=30.0) as hub:

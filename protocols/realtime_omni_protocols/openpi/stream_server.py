@@ -309,6 +309,11 @@ class StreamServerSide:
 
     # ---- ending, looking
 
+    @property
+    def settled_epoch(self) -> int:
+        """The epoch a resumed connection goes on with: a reset that was not finished does not count."""
+        return self.epoch - (self.state is StreamState.RESETTING)
+
     def fatal(self, error: PolicyError, close: PolicyClose = PolicyClose.ERROR) -> list[StreamOutput]:
         """The last message, where no session ends in order, and the close."""
         if self.state is StreamState.CLOSED:
