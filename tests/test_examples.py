@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from realtime_omni.testing.null_policy import NullPolicy
+from server.robot_server import served
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -36,3 +39,11 @@ async def test_what_if_branches_share_their_past_and_not_their_future() -> None:
     assert all(np.abs(futures[a] - futures[b]).mean() > 10 for a, b in ((0, 1), (0, 2), (1, 2)))
     width, height = what_if.contact_sheet(frames, past=1).size
     assert (width, height) == (2 * 128 + what_if.GAP, 3 * 128)
+
+
+async def test_a_robot_executes_what_its_policy_plans() -> None:
+    """The bound on held steps is loose: a busy machine may answer the first observation late."""
+    async with served(NullPolicy()) as url:
+        executed, held = await example("robot").drive(url, hz=50, steps=40)
+    assert executed + held == 40
+    assert executed >= 20
