@@ -3,7 +3,7 @@
     realtime-omni policy null &
     python examples/robot.py [--url ws://127.0.0.1:8000] [--hz 15] [--steps 60]
 
-The robot here is a single joint that goes where it is told; with the null policy every chunk tells it to count up from where it is.
+The robot here is a single joint that goes where it is told; the null policy tells it to count up from where it is.
 """
 
 from __future__ import annotations
