@@ -64,12 +64,13 @@ def serve(
     target: Annotated[str, typer.Argument(metavar="[RECIPE_OR_MODEL]", help="A recipe, or a model.")] = "tiny-world",
     host: Annotated[str | None, typer.Option(help="Same as --set server.host=...")] = None,
     port: Annotated[int | None, typer.Option(help="Same as --set server.port=...")] = None,
+    openpi_port: Annotated[int | None, typer.Option(help="Same as --set server.openpi_port=...")] = None,
     device: Annotated[str | None, typer.Option(help="Same as --set device=...")] = None,
     overrides: Overrides = None,
     log_level: Annotated[LogLevel, typer.Option(help="What is logged.")] = LogLevel.INFO,
 ) -> None:
     """Serve a model until Ctrl-C."""
-    named = {"server.host": host, "server.port": port, "device": device}
+    named = {"server.host": host, "server.port": port, "server.openpi_port": openpi_port, "device": device}
     flags = [f"{field}={value}" for field, value in named.items() if value is not None]
     logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from realtime_omni.config import load

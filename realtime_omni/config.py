@@ -27,7 +27,8 @@ STALLED_INPUT_ENV = "REALTIME_OMNI_STALLED_INPUT_S"
 STALLED_INPUT_DEFAULT_S = 600.0
 # Names of the per-stage layout that older serving stacks use; nothing in it maps to a field here one to one.
 _LEGACY_FIELDS = frozenset({"stage_args", "stages"})
-_LAYOUT = "the layout is model, device, dtype and the sections kv, engine, session, server, options"
+_LAYOUT = "the layout is model, device, dtype and the sections kv, engine, session, server, options, deploy"
+_OWNED_ELSEWHERE = frozenset({"options", "deploy"})
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -102,6 +103,8 @@ class ServerSection(Section, frozen=True, kw_only=True):
     host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     """0 lets the system choose."""
+    openpi_port: Annotated[int, Meta(ge=0, le=65535)] | None = None
+    """A second port for robots whose client knows no path (openpi's); null: none. Only for a policy."""
     api_key_env: EnvName = "REALTIME_OMNI_API_KEY"
     """The name of the environment variable that holds the key, never the key."""
     origins: tuple[str, ...] = ()
@@ -125,6 +128,8 @@ class Config(Section, frozen=True, kw_only=True):
     server: ServerSection = ServerSection()
     options: dict[str, object] = {}
     """Owned by the model: read it with :meth:`options_as`, nowhere else."""
+    deploy: dict[str, object] = {}
+    """A policy's robot: cameras, state, actions, handshake. Owned by the robot endpoint (``server.deployment``)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -253,13 +258,15 @@ def _is_section(kind: object) -> TypeGuard[type[Section]]:
 
 
 def _check_owner(assignment: Assignment) -> None:
-    """Refuse an assignment no field owns. What lies below ``options`` belongs to the model, which checks it on load."""
+    """Refuse an assignment no field owns. What lies below ``options`` and ``deploy`` is checked by whoever owns it."""
     path, dotted = assignment.path, ".".join(assignment.path)
     legacy = _LEGACY_FIELDS.intersection(path[:1]) or {"stage_args"}.intersection(path)
     if legacy:
         hint = f"the per-stage layout is not read; {_LAYOUT} (see recipes/tiny-world.yaml)"
         raise ConfigError(f"{assignment.origin}: {dotted}: {hint}", path=dotted)
-    if path[0] == "options" and (len(path) > 1 or isinstance(assignment.value, dict) or assignment.value is None):
+    if path[0] in _OWNED_ELSEWHERE and (
+        len(path) > 1 or isinstance(assignment.value, dict) or assignment.value is None
+    ):
         return
     kind = _field_type(path)
     if kind is None:
@@ -288,7 +295,7 @@ def _assign(tree: dict[str, Value], assignment: Assignment) -> None:
         if not isinstance(child, dict):
             child = here[part] = {}
         here = child
-    if assignment.value is None and (leaf == "options" or _is_section(_field_type(assignment.path))):
+    if assignment.value is None and (leaf in _OWNED_ELSEWHERE or _is_section(_field_type(assignment.path))):
         return  # an empty section in YAML is null: nothing is set
     here[leaf] = assignment.value
 

@@ -16,6 +16,7 @@ The tree::
           ChunkMetadataError(ValueError)   the output names another tick than the one submitted
           ArtifactError(ValueError)    missing, undeclared, duplicate or absent artifact
           AbortedError                 the running chunk was aborted on request
+          SupersededError              a newer observation came before this one was begun
         CleanupError                   release failed; the session is a tombstone
       SnapshotError                    a saved session was refused, or could not be written or read
       EngineError                      the engine is unusable for everybody (fatal)
@@ -52,6 +53,7 @@ class ErrorCode(StrEnum):
     METADATA_MISMATCH = "metadata_mismatch"
     ARTIFACT = "artifact"
     ABORTED = "aborted"
+    SUPERSEDED = "superseded"
     HORIZON = "horizon"
     NOT_RETAINED = "not_retained"
     STATE_TOO_LARGE = "state_too_large"
@@ -165,6 +167,12 @@ class AbortedError(TickError):
     """The running chunk was aborted on request; the session lives on."""
 
     default_code = ErrorCode.ABORTED
+
+
+class SupersededError(TickError):
+    """A newer observation of the same session came before this one was begun; nothing was computed for it."""
+
+    default_code = ErrorCode.SUPERSEDED
 
 
 class CleanupError(SessionError):

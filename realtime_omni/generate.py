@@ -20,8 +20,17 @@ from typing import Any, NoReturn, Protocol
 
 from realtime_omni.engine.accounting import MemoryBytes
 from realtime_omni.engine.consumer import Done, PlannedRow, Release
-from realtime_omni.errors import ChunkMetadataError, CleanupError, ConfigError, ErrorCode, StateError, TickError
+from realtime_omni.errors import (
+    ArgumentError,
+    ChunkMetadataError,
+    CleanupError,
+    ConfigError,
+    ErrorCode,
+    StateError,
+    TickError,
+)
 from realtime_omni.models.base import ControlReducer, LatestWinsReducer, ModelSpec, RowOutput, SessionSetup
+from realtime_omni.session.observation import Observation
 from realtime_omni.session.values import Artifact, ChunkMetadata, SessionEvent, SessionId, TickRequest
 
 log = logging.getLogger(__name__)
@@ -105,6 +114,9 @@ class GenerateConsumer:
 
     def understand(self, event: SessionEvent) -> str | None:
         return None
+
+    def check_observation(self, observation: Observation) -> None:
+        raise ArgumentError("a foreign engine takes no observations", path="observation")
 
     @property
     def abortable(self) -> bool:
@@ -264,6 +276,8 @@ class _Call:
 
 class GenerateRun:
     """The requests of one batch."""
+
+    stage = "generate"
 
     def __init__(self, consumer: GenerateConsumer, planned: Sequence[PlannedRow]) -> None:
         self._consumer = consumer

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from realtime_omni.engine import commands as c
 from realtime_omni.errors import OmniError, SessionGoneError, StateError
 from realtime_omni.session.journal import EventLog
+from realtime_omni.session.observation import Observation
 from realtime_omni.session.values import Chunk, ChunkIndex, EventAcceptance, EventId, SessionEvent, SessionId
 
 if TYPE_CHECKING:
@@ -118,6 +119,23 @@ class Session:
             return chunk
         self._keep(chunk)  # this call waited behind one that was cancelled after its commit
         return left
+
+    async def act(self, observation: Observation) -> Chunk:
+        """A policy's chunk of actions for an observation. The newest wins: a call that still waits when another comes gets
+        SupersededError, one that runs is finished. Cancelling forgets the chunk, committed or not: the world has moved on.
+
+        Raises ArgumentError (an observation that the policy cannot use; nothing has happened), SupersededError, StateError,
+        TickError (nothing was committed; see ``rollback``), AbortedError, CapacityError.
+        """
+        command = c.Next(**self._address(), asked_at_s=self._manager.now_s(), observation=observation)
+        future = self._manager.send(command)
+        try:
+            chunk = await asyncio.shield(future)
+        except asyncio.CancelledError:
+            self._withdraw(command.ticket)
+            raise
+        assert isinstance(chunk, Chunk)
+        return chunk
 
     async def reset(
         self, *, prompt: str | None = None, seed: int | None = None, image: Any = None, start: str | None = None
@@ -293,6 +311,10 @@ class Session:
             return
         self._orphans.add(future)
         future.add_done_callback(settled)
+        self._withdraw(ticket)
+
+    def _withdraw(self, ticket: int) -> None:
+        """Tell the engine that nobody waits for this answer any more."""
         try:
             address = self._address() | {"ticket": 0}
             self._manager.post(c.Cancel(**address, target=ticket))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from realtime_omni.session.journal import EventLog
+from realtime_omni.session.observation import Observation
 from realtime_omni.session.values import EventId, Generation, SessionEvent, SessionId
 
 if TYPE_CHECKING:
@@ -56,10 +57,14 @@ class Accept(SessionCommand):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Next(SessionCommand):
-    """``asked_at_s`` (the engine's clock) says since when somebody waits; None: since the engine read it."""
+    """``asked_at_s`` (the engine's clock) says since when somebody waits; None: since the engine read it.
+
+    ``observation``: what a policy computes from. It takes the place of one that still waits, whose caller gets
+    SupersededError. A world takes none."""
 
     outputs: tuple[str, ...] | None = None
     asked_at_s: float | None = None
+    observation: Observation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

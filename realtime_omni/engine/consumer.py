@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from realtime_omni.engine.accounting import MemoryBytes
 from realtime_omni.models.base import ControlReducer, ModelSpec, RowOutput, SessionSetup
+from realtime_omni.session.observation import Observation
 from realtime_omni.session.values import SessionEvent, SessionId, TickRequest
 from realtime_omni.snapshot.header import IdentityRecord, WorkerRecord
 
@@ -51,6 +52,11 @@ class TickRun(Protocol):
     @property
     def active(self) -> tuple[int, ...]:
         """Rows that were neither dropped nor settled."""
+        ...
+
+    @property
+    def stage(self) -> str:
+        """What the next ``advance`` runs, for timings."""
         ...
 
     def advance(self) -> bool:
@@ -95,6 +101,10 @@ class TickConsumer(Protocol):
         ...
 
     def understand(self, event: SessionEvent) -> str | None: ...
+
+    def check_observation(self, observation: Observation) -> None:
+        """Raises ArgumentError for one that the model cannot compute from; changes nothing. Only asked of a policy."""
+        ...
 
     def new_reducer(self) -> ControlReducer: ...
 

@@ -32,10 +32,12 @@ from realtime_omni.errors import (
     OmniError,
     SessionGoneError,
     StateError,
+    SupersededError,
 )
 from realtime_omni.models.base import SessionSetup
 from realtime_omni.session.journal import Origin
 from realtime_omni.session.lifecycle import Trigger
+from realtime_omni.session.observation import Observation
 from realtime_omni.session.registry import Registry
 from realtime_omni.session.session import RequestIdFactory, Session
 from realtime_omni.session.values import Generation, SessionId, check_event_id, check_prompt
@@ -204,10 +206,29 @@ class Desk:
         outputs = entry.outputs
         if command.outputs is not None:
             outputs = resolve_outputs(command.outputs, self._consumer.spec.artifacts)
+        self._check_observation(command.observation)
         self._arrivals += 1
+        order = self._arrivals if command.observation is None else self._supersede(entry)
         entry.last_used_at_s = self._clock.now_s()
         asked_at_s = entry.last_used_at_s if command.asked_at_s is None else command.asked_at_s
-        entry.waiters.append(Waiter(command.ticket, outputs, self._arrivals, asked_at_s))
+        waiter = Waiter(command.ticket, outputs, order, asked_at_s, observation=command.observation)
+        entry.waiters.append(waiter)
+
+    def _check_observation(self, observation: Observation | None) -> None:
+        is_policy = self._consumer.spec.policy is not None
+        if is_policy != (observation is not None):
+            needed = "a policy computes from an observation" if is_policy else "this model takes no observations"
+            raise ArgumentError(needed, path="observation")
+        if observation is not None:
+            self._consumer.check_observation(observation)
+
+    def _supersede(self, entry: Entry) -> int:
+        """The newest observation wins: one that still waits is answered so. Returns the turn, which the newest inherits."""
+        if not entry.waiters:
+            return self._arrivals
+        waiter = entry.waiters.popleft()
+        self._front.fail(waiter.ticket, SupersededError("a newer observation came before this one was begun"), entry)
+        return waiter.order
 
     def _cancel(self, entry: Entry, ticket: int) -> None:
         gone = AbortedError("the caller went away")

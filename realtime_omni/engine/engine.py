@@ -129,6 +129,7 @@ class Engine:
         )
         self._flights: dict[SessionId, Flight] = {}
         self._planned_at_s = self._prefill_began_s = self._model_s = 0.0
+        self._stages_s: dict[str, float] = {}
 
     # ------------------------------------------------------------------ the street
 
@@ -175,6 +176,7 @@ class Engine:
         """Choose the next batch, freeze its ticks, reserve its pages; False when nobody is due."""
         self._planned_at_s = self._clock.now_s()
         self._model_s = 0.0
+        self._stages_s = {}
         flights = []
         for session_id in choose(self._due(carrying=False), self.settings.max_batch):
             flight = self._begin(self.registry.get(session_id))
@@ -294,7 +296,7 @@ class Engine:
             self._front.fail(waiter.ticket, refused, entry)
             return None
         try:
-            tick = entry.session.begin_tick(waiter.outputs)
+            tick = entry.session.begin_tick(waiter.outputs, waiter.observation)
         except Exception as error:  # the reducer's, whatever its type
             self._tick_failed(entry, waiter, error)
             return None
@@ -351,10 +353,12 @@ class Engine:
         return None
 
     def _advance(self, run: TickRun) -> bool:
-        began_s = self._clock.now_s()
+        began_s, stage = self._clock.now_s(), run.stage
         more = run.advance()
         self.progress_at_s = self._clock.now_s()
-        self._model_s += self.progress_at_s - began_s
+        spent_s = self.progress_at_s - began_s
+        self._model_s += spent_s
+        self._stages_s[stage] = self._stages_s.get(stage, 0.0) + spent_s
         return more
 
     def _is_flying(self, flight: Flight) -> bool:
@@ -422,6 +426,7 @@ class Engine:
                 tick_ms=(now_s - self._planned_at_s) * 1000,
                 model_ms=(self._model_s + waiter.prefill_s) * 1000,
                 batch_size=batch,
+                stages_ms={stage: spent_s * 1000 for stage, spent_s in self._stages_s.items()},
             ),
             pages_used=used,
             pages_total=total,

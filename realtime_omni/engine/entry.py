@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from realtime_omni.engine.consumer import Release
 from realtime_omni.models.base import SessionSetup
 from realtime_omni.session.lifecycle import SessionState
+from realtime_omni.session.observation import Observation
 from realtime_omni.session.session import Session
 
 MAX_WAITERS = 64
@@ -30,6 +31,7 @@ class Waiter:
     asked_at_s: float
     prefill_s: float = 0.0
     """How much of the wait was the session's own prefill."""
+    observation: Observation | None = None
 
 
 @dataclass(slots=True)

@@ -37,6 +37,8 @@ from realtime_omni.models.base import (
     StepRow,
     WorldModel,
 )
+from realtime_omni.models.policy import PolicyModel
+from realtime_omni.session.observation import Observation
 from realtime_omni.session.values import SessionEvent, SessionId
 from realtime_omni.snapshot.header import GeometryRecord, IdentityRecord, WorkerRecord
 
@@ -109,6 +111,10 @@ class ModelRunner:
 
     def understand(self, event: SessionEvent) -> str | None:
         return self.model.understand(event)
+
+    def check_observation(self, observation: Observation) -> None:
+        assert isinstance(self.model, PolicyModel)
+        self.model.check_observation(observation)
 
     def new_reducer(self) -> ControlReducer:
         return self.model.new_reducer()
@@ -312,6 +318,7 @@ class BatchRun:
         self._prefill = prefill
         self._forwards = 0
         self._pending_point: str | None = None
+        self.stage = "begin"
         self._finished = False
         try:
             for row, item in enumerate(self._planned):
@@ -368,6 +375,7 @@ class BatchRun:
             self._runner.synchronize()
             self._finished = True
             return False
+        self.stage = checkpoint.stage or checkpoint.kind
         if checkpoint.kind == "forward":
             self._forwards += 1
             prefix = "prefill" if self._prefill else "forward"

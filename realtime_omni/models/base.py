@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from realtime_omni.models.policy import PolicySpec
+
 
 @dataclass(frozen=True, slots=True)
 class ControlSchema:
@@ -75,6 +77,8 @@ class ModelSpec:
     horizon_frames: int | None = None
     takes_image: bool = False
     """A client may give its own start picture; otherwise one is refused instead of ignored."""
+    policy: PolicySpec | None = None
+    """Set for a policy, which computes every chunk from an observation; see :mod:`realtime_omni.models.policy`."""
 
     @property
     def primary(self) -> str:
@@ -109,9 +113,11 @@ def _image_digest(image: np.ndarray | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A place between two pieces of device work: ``forward``, ``decode`` or ``sync``."""
+    """A place between two pieces of device work: ``forward``, ``decode`` or ``sync``. ``stage``: what timings call the
+    piece that follows, where that is not its kind."""
 
     kind: str
+    stage: str | None = None
 
 
 class BlockAttention(Protocol):

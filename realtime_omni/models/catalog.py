@@ -22,6 +22,7 @@ ENTRY_POINT_GROUP = "realtime_omni.models"
 CATALOG: dict[str, str] = {
     "tiny-world": "realtime_omni.models.tiny_world.model:TinyWorld",
     "null": "realtime_omni.models.null.model:NullWorld",
+    "null-policy": "realtime_omni.models.null.policy:NullPolicy",
 }
 
 

@@ -65,8 +65,8 @@ def create_app(
 ) -> FastAPI:
     """The application of one manager, with the robot endpoint where there is a policy.
 
-    ``app.state.hub`` is the world hub, ``app.state.hubs`` every hub: shut them down before the manager stops. The robots' one
-    may serve a port of its own too (:func:`realtime_omni.server.openpi.create_policy_app`).
+    ``app.state.hub`` is the world hub, ``app.state.hubs`` every hub: shut them down before the manager stops. The robots' one,
+    ``app.state.robots``, may serve a port of its own too (:func:`realtime_omni.server.openpi.create_policy_app`).
     """
     metrics = Metrics()
     metrics.watch(manager.statistics)
@@ -82,6 +82,7 @@ def create_app(
 
     app = FastAPI(title="realtime-omni", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.hub = hub
+    app.state.robots = robot_hub
     app.state.hubs = (hub,) if robot_hub is None else (hub, robot_hub)
     app.state.metrics = metrics
     app.add_middleware(

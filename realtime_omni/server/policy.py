@@ -38,6 +38,9 @@ _CODES = {
     ErrorCode.SESSION_GONE: PolicyCode.SESSION_NOT_FOUND,
     ErrorCode.SESSION_NOT_FOUND: PolicyCode.SESSION_NOT_FOUND,
     ErrorCode.PROMPT_UNKNOWN: PolicyCode.PROMPT_INVALID,
+    ErrorCode.IMAGE_INVALID: PolicyCode.IMAGE_INVALID,
+    ErrorCode.INVALID_ARGUMENT: PolicyCode.BAD_MESSAGE,
+    ErrorCode.SUPERSEDED: PolicyCode.SESSION_BUSY,
     ErrorCode.SHUTDOWN: PolicyCode.SHUTDOWN,
 }
 

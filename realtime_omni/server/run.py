@@ -21,8 +21,10 @@ from fastapi import FastAPI
 from realtime_omni.config import Config
 from realtime_omni.errors import ConfigError
 from realtime_omni.server.app import create_app
+from realtime_omni.server.deployment import read_contract
+from realtime_omni.server.engine_policy import EnginePolicy
 from realtime_omni.server.guard import GuardedHttp
-from realtime_omni.server.openpi import PolicyHub, create_policy_app
+from realtime_omni.server.openpi import create_policy_app
 from realtime_omni.server.peer import PeerProtocol
 from realtime_omni.server.settings import ServerSettings
 
@@ -42,13 +44,15 @@ def serve(config: Config) -> None:
         ConfigError: refused settings (a public host without a key) or an address that cannot be bound.
     """
     settings = ServerSettings.from_config(config)
-    with bind(settings) as listener:
+    with contextlib.ExitStack() as sockets:
+        listener = sockets.enter_context(bind(settings))
+        robots = None if settings.openpi_port is None else sockets.enter_context(bind(settings, settings.openpi_port))
         from realtime_omni.manager import SessionManager
 
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         runner = asyncio.Runner(loop_factory=_loop_factory())
         with runner, contextlib.suppress(asyncio.CancelledError):  # a second signal while stopping
-            runner.run(_serve(SessionManager(config=config), settings, listener))
+            runner.run(_serve(SessionManager(config=config), settings, listener, robots))
 
 
 def serve_policies(hub: PolicyHub) -> None:
@@ -83,15 +87,44 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _serve(manager: SessionManager, settings: ServerSettings, listener: socket.socket) -> None:
+async def _serve(
+    manager: SessionManager, settings: ServerSettings, listener: socket.socket, robots: socket.socket | None
+) -> None:
     stop, serving = asyncio.Event(), asyncio.Event()
     with _signals(stop, serving):
-        async with manager, running(create_app(manager, settings), settings, listener) as url:
+        async with manager, _listening(manager, settings, listener, robots) as where:
             serving.set()
-            sys.stdout.write(f"realtime-omni serves {manager.describe().name} on {url}  (Ctrl-C stops it)\n")
+            sys.stdout.write(f"realtime-omni serves {manager.describe().name} on {where}  (Ctrl-C stops it)\n")
             sys.stdout.flush()
             await stop.wait()
             _log.info("stopping")
+
+
+@contextlib.asynccontextmanager
+async def _listening(
+    manager: SessionManager, settings: ServerSettings, listener: socket.socket, robots: socket.socket | None
+) -> AsyncIterator[str]:
+    """The application and, for a policy, robots on its port and on one of their own; yields where, in words."""
+    backend = robot_backend(manager)
+    if backend is None and robots is not None:
+        raise ConfigError("server.openpi_port: this model is no policy", path="server.openpi_port")
+    app = create_app(manager, settings, robots=backend)
+    async with contextlib.AsyncExitStack() as stack:
+        where = await stack.enter_async_context(running(app, settings, listener))
+        if robots is not None:
+            url = await stack.enter_async_context(running(create_policy_app(app.state.robots), settings, robots))
+            where += f", robots also on {url.replace('http', 'ws', 1)}"
+        yield where
+
+
+def robot_backend(manager: SessionManager) -> EnginePolicy | None:
+    """Robots over a started manager; None when its model is no policy. Raises ConfigError (``deploy``)."""
+    model = manager.describe()
+    if model.policy is None:
+        if manager.config.deploy:
+            raise ConfigError(f"deploy: {model.name} is no policy", path="deploy")
+        return None
+    return EnginePolicy(manager, read_contract(manager.config.deploy, model.name, model.policy), model.policy)
 
 
 @contextlib.asynccontextmanager
@@ -134,20 +167,21 @@ async def running(app: FastAPI, settings: ServerSettings, listener: socket.socke
             hub.close()
 
 
-def bind(settings: ServerSettings) -> socket.socket:
-    """A listening socket. Raises ConfigError naming the address."""
+def bind(settings: ServerSettings, port: int | None = None) -> socket.socket:
+    """A listening socket on the settings' port, or another. Raises ConfigError naming the address."""
+    port = settings.port if port is None else port
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     # The protocol is named: asyncio turns Nagle's algorithm off only for sockets that say they are TCP, and with it on
     # every block would wait some 40 ms for the peer's delayed acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((settings.host, settings.port))
+        listener.bind((settings.host, port))
         listener.listen(128)
     except OSError as error:
         listener.close()
         reason = error.strerror or "the address cannot be used"
-        raise ConfigError(f"server.port: cannot listen on {settings.host}:{settings.port}: {reason}") from None
+        raise ConfigError(f"server.port: cannot listen on {settings.host}:{port}: {reason}") from None
     return listener
 
 

@@ -34,6 +34,7 @@ class ServerSettings:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    openpi_port: int | None = None
     api_key: str | None = field(default=None, repr=False)
     origins: tuple[str, ...] = ()
     allowed_hosts: frozenset[str] | None = LOOPBACK_HOSTS
@@ -78,6 +79,7 @@ class ServerSettings:
         return cls(
             host=server.host,
             port=server.port,
+            openpi_port=server.openpi_port,
             api_key=key,
             origins=tuple(origin.rstrip("/").lower() for origin in server.origins),
             allowed_hosts=_allowed_hosts(server.host, server.origins) if loopback else None,

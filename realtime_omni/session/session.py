@@ -23,6 +23,7 @@ from realtime_omni.session.controls import ControlReducer, PreparedControls
 from realtime_omni.session.intake import Intake
 from realtime_omni.session.journal import EventLog, Journal, Origin
 from realtime_omni.session.lifecycle import Lifecycle, SessionState, Trigger
+from realtime_omni.session.observation import Observation
 from realtime_omni.session.record import ControlRecord, MomentRecord, SessionRecord
 from realtime_omni.session.values import (
     ChunkIndex,
@@ -132,7 +133,7 @@ class Session:
                 code=ErrorCode.HORIZON,
             )
 
-    def begin_tick(self, requested_outputs: tuple[str, ...]) -> TickRequest:
+    def begin_tick(self, requested_outputs: tuple[str, ...], observation: Observation | None = None) -> TickRequest:
         """Freeze the next tick. Raises StateError, or whatever the reducer raises (then call ``fail_tick``)."""
         self.require_tick()
         if self.in_flight is not None:
@@ -150,6 +151,7 @@ class Session:
             prompt=prompt,
             controls=tuple(sorted(prepared.controls, key=lambda c: c.track)),
             requested_outputs=requested_outputs,
+            observation=observation,
         )
         self.in_flight = InFlight(tick, events, prepared)
         return tick

@@ -14,9 +14,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, NewType
+from typing import TYPE_CHECKING, Any, NewType
 
 from realtime_omni.errors import ArgumentError, ChunkMetadataError
+
+if TYPE_CHECKING:
+    from realtime_omni.session.observation import Observation
 
 SessionId = NewType("SessionId", str)
 EventId = NewType("EventId", int)
@@ -216,6 +219,8 @@ class TickRequest:
     reset: bool = False
     close_session: bool = False
     requested_outputs: tuple[str, ...] = ()
+    observation: Observation | None = None
+    """What a policy computes from; None for a world."""
 
     EXTRA_ARGS_KEY = "ar_diffusion_tick"
 
@@ -371,12 +376,16 @@ class ChunkTimings:
     """Milliseconds. ``wait_ms``: asked for to planned; ``tick_ms``: planned to settled; ``model_ms``: inside the model, and
     in the session's own prefill (a deferred clean pass) as far as the chunk waited for it.
 
-    The last two are of the whole batch of ``batch_size`` rows."""
+    ``stages_ms``: inside the tick's model by stage (:class:`~realtime_omni.models.base.Checkpoint`); on an accelerator that
+    works asynchronously, the last stage waits for the others.
+
+    All but the first are of the whole batch of ``batch_size`` rows."""
 
     wait_ms: float
     tick_ms: float
     model_ms: float
     batch_size: int
+    stages_ms: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

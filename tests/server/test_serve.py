@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +25,10 @@ from realtime_omni.server.hub import WorldHub
 from realtime_omni.server.metrics import Metrics
 from realtime_omni.server.run import serve
 from realtime_omni.server.settings import ServerSettings
+from realtime_omni_protocols.openpi import PATH as ROBOT_PATH
+from realtime_omni_protocols.openpi import pack, unpack
 from realtime_omni_protocols.world import PATH, PROTOCOL
+from server.robots import observation
 from server.wire import Client, eventually
 
 READY_S = 60
@@ -146,3 +150,41 @@ async def test_with_the_real_engine_a_player_walks_resets_resumes_and_leaves() -
         assert (await again.end())[0] == 1000
         await eventually(lambda: not manager.sessions())
         hub.close()
+
+
+def test_a_policy_is_served_on_both_ports_and_ends_cleanly() -> None:
+    command = [sys.executable, "-m", "realtime_omni.cli", "serve", "null-policy", "--port", "0", "--openpi-port", "0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            assert process.stdout is not None
+            main, robots = re.findall(r"\S+://[^\s,]+", process.stdout.readline())
+            for url in (main.replace("http", "ws") + ROBOT_PATH, robots):
+                with connect(url, compression=None) as client:
+                    metadata = unpack(client.recv(timeout=10))  # type: ignore[arg-type]
+                    assert isinstance(metadata, dict)
+                    assert metadata["action_horizon"] == 50
+                    client.send(pack(observation(0.5)))
+                    reply = unpack(client.recv(timeout=10))  # type: ignore[arg-type]
+                    actions = reply["actions"] if isinstance(reply, dict) else reply
+                    assert actions.shape == (50, 32)
+            for port in (main, robots.replace("ws", "http")):
+                with urllib.request.urlopen(port + "/healthz", timeout=10) as answer:
+                    assert answer.status == 200
+            with urllib.request.urlopen(main + "/metrics", timeout=10) as answer:
+                assert b"realtime_omni_engine_ticks_total 2.0" in answer.read()
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=20)
+            assert process.returncode == 0
+            assert "Traceback" not in errors
+        finally:
+            process.kill()
+
+
+def test_a_world_has_no_port_for_robots() -> None:
+    process = server_process("--openpi-port", "0")
+    _, errors = process.communicate(timeout=READY_S)
+    assert process.returncode == 2
+    assert "server.openpi_port: this model is no policy" in errors

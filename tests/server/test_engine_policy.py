@@ -1,0 +1,229 @@
+"""Robots on the engine: the source documents' acceptance checks with nothing fake between the wire and the model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from realtime_omni.config import load
+from realtime_omni.errors import ConfigError
+from realtime_omni.manager import SessionManager
+from realtime_omni.server.deployment import read_contract
+from realtime_omni.server.engine_policy import EnginePolicy
+from realtime_omni.server.openpi import PolicyHub
+from realtime_omni.server.run import robot_backend
+from realtime_omni.server.settings import ServerSettings
+from realtime_omni.testing.faults import inject
+from realtime_omni_protocols.openpi import PolicyServerError, Row
+from server.robots import Robot, observation
+
+HANDSHAKE = {
+    "image_resolution": [224, 224],
+    "n_external_cameras": 1,
+    "needs_wrist_camera": True,
+    "needs_stereo_camera": False,
+    "needs_session_id": False,
+    "action_space": "joint_position",
+    "action_horizon": 50,
+    "action_dim": 32,
+    "max_cameras": 3,
+}
+"""Written down again: what recipes/null-policy.yaml must send."""
+
+
+@contextlib.asynccontextmanager
+async def serving(*overrides: str) -> AsyncIterator[tuple[SessionManager, PolicyHub]]:
+    """The hub of recipe ``null-policy``; afterwards no session and no page is left."""
+    async with SessionManager(config=load("null-policy", {}, overrides)) as manager:
+        backend = robot_backend(manager)
+        assert backend is not None
+        hub = PolicyHub(backend, ServerSettings())
+        yield manager, hub
+        await hub.shutdown(10)
+        assert hub.live == set()
+        statistics = manager.statistics()
+        assert (statistics.sessions, statistics.tombstones, statistics.pages_used) == (0, 0, 0)
+        assert statistics.memory.states == 0
+
+
+@pytest.mark.req("AC-36")
+async def test_the_first_frame_is_the_recipes_handshake_map() -> None:
+    async with serving() as (_, hub):
+        metadata = await Robot(hub).connect()
+        assert metadata == HANDSHAKE
+
+
+@pytest.mark.req("AC-37")
+async def test_a_short_state_is_padded_and_a_second_observation_has_its_own_chunk() -> None:
+    async with serving() as (manager, hub):
+        robot = Robot(hub)
+        await robot.connect()
+        for state in (0.25, 0.75):
+            actions = (await robot.infer(observation(state)))["actions"]
+            assert (actions.shape, actions.dtype) == ((50, 32), np.float32)
+            expected = np.arange(50, dtype=np.float32)[:, None] + np.array([state] * 14 + [0.0] * 18, np.float32)
+            np.testing.assert_array_equal(actions, expected)
+        assert manager.statistics().chunks_committed == 2
+        await robot.drop()
+
+
+@pytest.mark.req("AC-38")
+async def test_a_malformed_observation_names_its_key_and_the_next_one_succeeds() -> None:
+    async with serving() as (manager, hub):
+        robot = Robot(hub)
+        await robot.connect()
+        with pytest.raises(PolicyServerError, match=re.escape("$.state")) as refused:
+            await robot.infer(observation(state=np.nan))
+        assert refused.value.code == "state_value"
+        assert manager.statistics().sessions_created == 0
+        assert (await robot.infer(observation()))["actions"].shape == (50, 32)
+        await robot.drop()
+
+
+async def test_openpis_reply_tells_every_stage_and_their_sum_is_the_time_inside() -> None:
+    async with serving("options.policy_ms=20") as (_, hub):
+        robot = Robot(hub, Row.OPENPI)
+        await robot.connect()
+        timing = (await robot.infer(observation()))["server_timing"]
+        assert timing["denoise"] >= 20
+        assert timing["images"] == timing["prefix"] == 0
+        assert timing["infer_ms"] == pytest.approx(timing["denoise"])
+        await robot.drop()
+
+
+async def test_a_failed_tick_is_an_error_and_the_session_goes_on() -> None:
+    async with serving() as (manager, hub):
+        robot = Robot(hub)
+        await robot.connect()
+        await robot.infer(observation())
+        inject(manager, "forward:3", error=RuntimeError("a kernel died"))
+        with pytest.raises(PolicyServerError) as failed:
+            await robot.infer(observation())
+        assert failed.value.code == "policy_failed"
+        assert "kernel" not in str(failed.value)
+        assert (await robot.infer(observation(3.0)))["actions"][0, 0] == 3.0
+        assert manager.statistics().sessions_created == 1
+        await robot.drop()
+
+
+async def test_robots_that_ask_together_share_a_batch() -> None:
+    async with serving("options.policy_ms=30") as (manager, hub):
+        robots = [Robot(hub) for _ in range(4)]
+        for robot in robots:
+            await robot.connect()
+        for _ in range(3):
+            replies = await asyncio.gather(*(robot.infer(observation(float(i))) for i, robot in enumerate(robots)))
+            assert [reply["actions"][0, 0] for reply in replies] == [0.0, 1.0, 2.0, 3.0]
+        assert manager.statistics().mean_batch > 1.5
+        for robot in robots:
+            await robot.drop()
+
+
+async def test_a_full_pool_refuses_and_serves_again_when_a_robot_leaves() -> None:
+    async with serving("session.max_sessions=1", "kv.requested_sessions=1") as (_, hub):
+        first, second = Robot(hub), Robot(hub)
+        await first.connect()
+        await second.connect()
+        await first.infer(observation())
+        with pytest.raises(PolicyServerError) as refused:
+            await second.infer(observation())
+        assert refused.value.code == "capacity"
+        await first.drop()
+        assert (await second.infer(observation(2.0)))["actions"][0, 0] == 2.0
+        await second.drop()
+
+
+async def test_a_thousand_connects_kills_and_resets_on_a_pool_of_three_leave_nothing() -> None:
+    """Answers are each robot's own: the first action is the state that it sent."""
+    draw = random.Random(5)
+    async with serving("session.max_sessions=3", "kv.requested_sessions=3", "options.steps=2") as (manager, hub):
+        robots: list[Robot] = []
+        served = refused = 0
+        codes: set[str | None] = set()
+        for number in range(1000):
+            if len(robots) < 5 and (not robots or draw.random() < 0.3):
+                robots.append(Robot(hub, draw.choice((Row.BARE, Row.ROBOARENA))))
+                await robots[-1].connect()
+            robot = draw.choice(robots)
+            what = draw.random()
+            if what < 0.5:
+                try:
+                    reply = await robot.infer(observation(float(number), session_id=f"label-{draw.randrange(3)}"))
+                    assert reply["actions"][0, 0] == number
+                    served += 1
+                except PolicyServerError as error:
+                    codes.add(error.code)
+                    refused += 1
+                    if robot.side.row is Row.ROBOARENA:
+                        await robot.closed()
+                        robots.remove(robot)
+            elif what < 0.65 and robot.side.row is Row.ROBOARENA:
+                await robot.reset()
+            else:
+                if what < 0.8:
+                    robot.ask(observation(float(number)))  # and goes away while it is computed
+                robots.remove(robot)
+                await robot.drop()
+            assert len(hub.live) <= 3
+        for robot in robots:
+            await robot.drop()
+        assert served > 100
+        assert refused > 0
+        assert codes == {"capacity"}
+        assert manager.health().ok
+
+
+def contract_of(deploy: dict[str, Any]) -> Any:
+    from realtime_omni.models.null.policy import NullPolicy
+
+    policy = NullPolicy().spec.policy
+    assert policy is not None
+    return read_contract(deploy, "null-policy", policy)
+
+
+@pytest.mark.parametrize(
+    ("deploy", "words"),
+    [
+        ({"cameras": [{"name": "top"}]}, "no camera 'top'; it has base_0_rgb"),
+        ({"cameras": [{"name": "base_0_rgb", "max_frames": 4}]}, "takes one picture"),
+        ({"state": [{"dim": 33}]}, "wider than state_dim"),
+        ({"handshake": {"action_horizon": 16}}, "deploy.handshake.action_horizon: 16, but the policy's is 50"),
+        ({"handshake": {"max_cameras": 2}}, "the policy's is 3"),
+        ({"action_names": ["x"]}, "one name per dimension"),
+        ({"control_hz": 0}, "control_hz"),
+        ({"camera": []}, "camera"),
+    ],
+)
+def test_a_deployment_that_does_not_fit_its_policy_is_refused(deploy: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        contract_of(deploy)
+
+
+def test_without_a_handshake_map_the_contract_describes_itself() -> None:
+    handshake = contract_of({"control_hz": 15.0}).handshake
+    assert handshake["action_horizon"] == 50
+    assert handshake["control_hz"] == 15.0
+    assert handshake["cameras"] == ["base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"]
+
+
+async def test_a_session_that_was_closed_elsewhere_is_opened_again_for_the_next_observation() -> None:
+    async with serving() as (manager, hub):
+        robot = Robot(hub)
+        await robot.connect()
+        await robot.infer(observation())
+        backend = hub.backend
+        assert isinstance(backend, EnginePolicy)
+        await manager.close_session(next(iter(hub.live)), "operator")
+        with pytest.raises(PolicyServerError) as gone:
+            await robot.infer(observation())
+        assert gone.value.code == "session_not_found"
+        assert backend.sessions == 0
+        assert (await robot.infer(observation(4.0)))["actions"][0, 0] == 4.0
+        await robot.drop()
