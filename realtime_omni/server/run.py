@@ -24,7 +24,7 @@ from realtime_omni.server.app import create_app
 from realtime_omni.server.deployment import read_contract
 from realtime_omni.server.engine_policy import EnginePolicy
 from realtime_omni.server.guard import GuardedHttp
-from realtime_omni.server.openpi import create_policy_app
+from realtime_omni.server.openpi import PolicyHub, create_policy_app
 from realtime_omni.server.peer import PeerProtocol
 from realtime_omni.server.settings import ServerSettings
 
