@@ -89,11 +89,13 @@ $(STAMPS)/node:
 $(STAMPS)/chromium:
 	$(call system_package,chromium,chromium)
 
-# Robot clients that are not ours, for tests/conformance: a folder of their own, because some of them ask for an older numpy.
-ROBOTS := tests/conformance/openpi/requirements.txt
-$(STAMPS)/robots.done: $(STAMPS)/install $(ROBOTS)
-	@rm -rf $(STAMPS)/robots
-	$(PIP) install --quiet --no-deps --target $(STAMPS)/robots -r $(ROBOTS)
+# Robot clients that are not ours, and the numpy of older robots, for tests/conformance: in folders of their own, because some
+# of them ask for versions that this environment does not have.
+ROBOTS := tests/conformance/openpi
+$(STAMPS)/robots.done: $(STAMPS)/install $(ROBOTS)/requirements.txt $(ROBOTS)/numpy1.txt
+	@rm -rf $(STAMPS)/robots $(STAMPS)/numpy1
+	$(PIP) install --quiet --no-deps --target $(STAMPS)/robots -r $(ROBOTS)/requirements.txt
+	$(PIP) install --quiet --no-deps --target $(STAMPS)/numpy1 -r $(ROBOTS)/numpy1.txt
 	@touch $@
 
 # -- checks --------------------------------------------------------------------------------------------------------
