@@ -152,6 +152,28 @@ def test_a_snapshot_during_a_tick_is_of_the_last_committed_chunk(point: str) -> 
     assert walk(other, "a", 3, 6) == walk(engine, "a", 3, 6) == walk(never, "a", 3, 6)
 
 
+@pytest.mark.parametrize("when", ["carried", "in its prefill", "written"])
+def test_a_block_that_is_not_written_yet_is_written_where_the_session_is_restored(when: str) -> None:
+    never, engine = InlineEngine(TinyKVWorld(deferred=True)), InlineEngine(TinyKVWorld(deferred=True))
+    for each in (never, engine):
+        each.create("a", seed=2)
+        walk(each, "a", 2)
+    taken: list[Snapshot] = []
+    save = lambda: taken.append(engine.engine.take_snapshot("a"))  # noqa: E731
+    if when == "in its prefill":
+        with at(engine, "prefill:1", save):
+            engine.cycle()
+    else:
+        engine.cycle(1 if when == "written" else 0)
+        save()
+    assert engine.runner.needs_prefill(SessionId("a")) is (when == "carried")
+    carries = any(name.startswith("state.0.") for name in taken[0].tensors)
+    assert carries is (when != "written")
+    other = InlineEngine(TinyKVWorld(deferred=True))
+    other.restore(moved(taken[0]))
+    assert walk(other, "a", 4, 2) == walk(never, "a", 4, 2) == walk(engine, "a", 4, 2)
+
+
 def test_a_command_in_the_middle_of_a_tick_does_not_wait_for_it() -> None:
     engine = InlineEngine(TinyKVWorld())
     engine.create("a")
