@@ -33,6 +33,11 @@ class Encoder(Protocol):
         """The WebCodecs codec string, or None when a browser needs none."""
         ...
 
+    @property
+    def holds_interpreter(self) -> bool:
+        """Whether no other Python thread runs while this encodes."""
+        ...
+
     def encode(self, frame: npt.NDArray[np.generic]) -> tuple[bytes, bool]:
         """One frame, uint8 RGB [H, W, 3] (any float array for ``latent``) → (payload, is a key frame)."""
         ...

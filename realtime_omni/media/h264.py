@@ -40,6 +40,8 @@ _TRANSFER_SRGB = 13
 class H264Encoder:
     """One H.264 stream."""
 
+    holds_interpreter = False
+
     def __init__(self, width: int, height: int, fps: float) -> None:
         if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE):
             raise ArgumentError(

@@ -18,6 +18,7 @@ class JpegEncoder:
     """One JPEG file per frame."""
 
     codec: str | None = None
+    holds_interpreter = True
 
     def __init__(self, quality: int = QUALITY) -> None:
         self._quality = quality

@@ -12,6 +12,7 @@ class Rgb24Encoder:
     """``height * width * 3`` bytes, row by row."""
 
     codec: str | None = None
+    holds_interpreter = True
 
     def encode(self, frame: npt.NDArray[np.generic]) -> tuple[bytes, bool]:
         return packed(frame).tobytes(), True
@@ -27,6 +28,7 @@ class LatentEncoder:
     """Little-endian float16, C order; the shape travels beside it. Values beyond float16's range become infinite."""
 
     codec: str | None = None
+    holds_interpreter = True
 
     def encode(self, frame: npt.NDArray[np.generic]) -> tuple[bytes, bool]:
         with np.errstate(over="ignore"):

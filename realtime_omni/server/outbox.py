@@ -164,6 +164,8 @@ class Sender:
                 index += 1
             await self._send_block(ahead, head, frames, batch)
             ahead = []
+            if batch.replay:
+                await asyncio.sleep(0)  # a replay may be long, and small frames are encoded on this very loop
         if ahead:
             await self._send_messages(ahead)
 

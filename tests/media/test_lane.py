@@ -16,6 +16,7 @@ class GatedEncoder:
     """Waits in its thread until a test lets it go; writes down the order of calls."""
 
     codec = None
+    holds_interpreter = False
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -76,6 +77,36 @@ async def test_a_cancelled_call_finishes_before_the_next_one_of_its_lane(pool: E
     assert [frame.payload for frame in await second] == [b"2"]
     assert encoder.calls == ["1", "key", "2"]
     lane.close()  # type: ignore[attr-defined]
+
+
+class WhereEncoder:
+    """Says in which thread it works."""
+
+    codec = None
+
+    def __init__(self, holds_interpreter: bool) -> None:
+        self.holds_interpreter = holds_interpreter
+
+    def encode(self, frame: np.ndarray) -> tuple[bytes, bool]:
+        return threading.current_thread().name.encode(), True
+
+    def request_key(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("holds_interpreter", [True, False])
+@pytest.mark.parametrize(("side", "quick"), [(128, True), (129, False)])
+async def test_a_small_block_needs_no_thread_if_the_encoder_holds_the_interpreter(
+    pool: EncodePool, holds_interpreter: bool, side: int, quick: bool
+) -> None:
+    lane = await pool.lane("rgb24", 1, 1, 1.0)
+    lane._encoder = WhereEncoder(holds_interpreter)
+    encoded = await lane.encode([np.zeros((side, side, 3), np.uint8)] * 3)
+    here = threading.current_thread().name.encode()
+    assert {frame.payload == here for frame in encoded} == {quick and holds_interpreter}
+    assert lane.worked_s > 0
+    lane.close()
 
 
 async def test_a_lane_closed_while_it_encodes_frees_its_encoder_afterwards(pool: EncodePool) -> None:
