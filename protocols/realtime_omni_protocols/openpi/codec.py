@@ -26,7 +26,7 @@ def unpack(frame: bytes, max_bytes: int = MAX_FRAME_BYTES) -> object:
     """The value of one frame.
 
     Raises:
-        PolicyError: ``too_large``, ``bad_frame``, ``bad_array``, ``dtype_refused``, ``key_duplicate`` or
+        PolicyError: ``too_large``, ``limit_exceeded``, ``bad_frame``, ``bad_array``, ``dtype_refused``, ``key_duplicate`` or
         ``image_invalid``,
             with the path of the value.
     """

@@ -16,6 +16,9 @@ class PolicyCode(StrEnum):
     # the frame
     BAD_FRAME = "bad_frame"
     TOO_LARGE = "too_large"
+    """The whole frame, in bytes; it ends the connection."""
+    LIMIT_EXCEEDED = "limit_exceeded"
+    """Values, levels, lengths of texts and keys inside a frame."""
     BAD_ARRAY = "bad_array"
     DTYPE_REFUSED = "dtype_refused"
     # the request

@@ -132,7 +132,7 @@ class Reader:
 
     def _string(self, size: int) -> str:
         if size > MAX_STRING_BYTES:
-            raise PolicyError(PolicyCode.TOO_LARGE, f"a text is longer than {MAX_STRING_BYTES} bytes")
+            raise PolicyError(PolicyCode.LIMIT_EXCEEDED, f"a text is longer than {MAX_STRING_BYTES} bytes")
         try:
             return str(self._take(size), "utf-8")
         except UnicodeDecodeError:
@@ -141,12 +141,12 @@ class Reader:
     def _enter(self, count: int) -> None:
         """Admit the ``count`` values of a container. Each takes at least a byte, so a count beyond what is left is a lie."""
         if len(self._steps) >= MAX_DEPTH:
-            raise PolicyError(PolicyCode.TOO_LARGE, f"nested deeper than {MAX_DEPTH} levels")
+            raise PolicyError(PolicyCode.LIMIT_EXCEEDED, f"nested deeper than {MAX_DEPTH} levels")
         if count > self._size - self._at:
             raise PolicyError(PolicyCode.BAD_FRAME, "the message ends too early")
         self._items += count
         if self._items > MAX_ITEMS:
-            raise PolicyError(PolicyCode.TOO_LARGE, f"more than {MAX_ITEMS} values; send numbers as arrays")
+            raise PolicyError(PolicyCode.LIMIT_EXCEEDED, f"more than {MAX_ITEMS} values; send numbers as arrays")
 
     def _array(self, count: int) -> list[object]:
         self._enter(count)
@@ -180,7 +180,7 @@ class Reader:
             size = self._data[start]
             start += 1
         elif lead in _STRING_SIZE or lead in _BINARY_SIZE:
-            raise PolicyError(PolicyCode.TOO_LARGE, "a key is longer than 255 bytes")
+            raise PolicyError(PolicyCode.LIMIT_EXCEEDED, "a key is longer than 255 bytes")
         else:
             raise PolicyError(PolicyCode.BAD_FRAME, "a key is not text")
         self._at = start + size

@@ -186,7 +186,7 @@ class PolicyServerSide:
     def _refuse(self, error: PolicyError) -> list[Output]:
         self._errors += 1
         frame = self._error_frame(error)
-        if error.code is PolicyCode.TOO_LARGE and error.path == "$":
+        if error.code is PolicyCode.TOO_LARGE:
             self.turn = Turn.CLOSED
             return [frame, Close(PolicyClose.TOO_LARGE, error.code.value)]
         if ROWS[self.row].errors == "text":

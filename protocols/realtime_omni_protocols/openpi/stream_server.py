@@ -145,8 +145,9 @@ class StreamServerSide:
         try:
             message = parse_client(frame, self._max_bytes)
         except PolicyError as error:
-            fatal = error.code is PolicyCode.TOO_LARGE and error.path == "$"
-            return [*self.fatal(error, PolicyClose.TOO_LARGE)] if fatal else [self._error(error)]
+            if error.code is PolicyCode.TOO_LARGE:
+                return [*self.fatal(error, PolicyClose.TOO_LARGE)]
+            return [self._error(error)]
         if self.state not in ALLOWED[type(message)]:
             seq = message.seq if isinstance(message, Observe) else None
             text = f"{type(message).__struct_config__.tag} is not allowed in state {self.state.value}"

@@ -95,9 +95,9 @@ def frames() -> None:
     bad("a key that comes twice", "key_duplicate", "$.prompt", b"\x82\xa6prompt\xa1a\xa6prompt\xa1b")
     bad("a number as key", "bad_frame", "$", b"\x81\x01\x02")
     bad("a count that nothing follows", "bad_frame", "$.prompt", b"\x81\xa6prompt\xdd\xff\xff\xff\xff")
-    bad("nesting without end", "too_large", "$" + ".a" * 16, b"\x81\xa1a" * 40 + b"\x01")
+    bad("nesting without end", "limit_exceeded", "$" + ".a" * 16, b"\x81\xa1a" * 40 + b"\x01")
     many = msgpack.packb({"state": [0] * 16_400})
-    bad("a state of sixteen thousand single numbers", "too_large", "$.state", many)
+    bad("a state of sixteen thousand single numbers", "limit_exceeded", "$.state", many)
 
 
 def arrays() -> None:

@@ -93,7 +93,7 @@ def test_nothing_is_nested_beyond_the_limit() -> None:
     assert unpack(pack(deep)) == deep
     with pytest.raises(ValueError, match="nested"):
         pack([deep])
-    assert refused(msgpack.packb([deep])).code is PolicyCode.TOO_LARGE
+    assert refused(msgpack.packb([deep])).code is PolicyCode.LIMIT_EXCEEDED
 
 
 # ---- the four dialects
@@ -239,7 +239,7 @@ def test_a_float16_scalar_out_of_range_is_infinite_and_left_to_the_contract() ->
         (b"\xd4\x01\x00", "bad_frame"),  # an extension
         (b"\xa2\xff\xfe", "bad_frame"),  # not UTF-8
         (b"\xa3\xed\xa0\x80", "bad_frame"),  # a surrogate
-        (b"\xdb\xff\xff\xff\xff", "too_large"),
+        (b"\xdb\xff\xff\xff\xff", "limit_exceeded"),
         (b"\xc6\xff\xff\xff\xff", "bad_frame"),
         (b"\xdd\xff\xff\xff\xff", "bad_frame"),
         (b"\xdf\xff\xff\xff\xff", "bad_frame"),
@@ -247,10 +247,10 @@ def test_a_float16_scalar_out_of_range_is_infinite_and_left_to_the_contract() ->
         (b"\x81\xc4\x01a\x01", "bad_frame"),  # a binary key of no array
         (b"\x82\xa1a\x01\xa1a\x02", "key_duplicate"),
         (b"\x82\xa1a\x01\xc4\x01a\x02", "key_duplicate"),
-        (b"\x91" * 1000 + b"\x01", "too_large"),
-        (b"\xdc\xff\xff" + b"\x01" * 65535, "too_large"),
+        (b"\x91" * 1000 + b"\x01", "limit_exceeded"),
+        (b"\xdc\xff\xff" + b"\x01" * 65535, "limit_exceeded"),
         (b"\x81\xd9\xff" + b"k" * 255 + b"\xc1", "bad_frame"),
-        (b"\x81\xda\x01\x2c" + b"k" * 300 + b"\x01", "too_large"),
+        (b"\x81\xda\x01\x2c" + b"k" * 300 + b"\x01", "limit_exceeded"),
     ],
     ids=lambda value: value.hex()[:24] if isinstance(value, bytes) else value,
 )
@@ -261,7 +261,7 @@ def test_a_malformed_frame_is_refused_with_its_code(frame: bytes, code: str) -> 
 def test_a_lying_count_reserves_no_memory() -> None:
     """A reader that believes headers would allocate a list of 16 million elements for each of these."""
     assert refused(b"\xdd\x00\xff\xff\xff" * 8 + bytes(100)).code is PolicyCode.BAD_FRAME
-    assert refused(b"\xdc\xff\xff" * 8 + bytes(70_000)).code is PolicyCode.TOO_LARGE
+    assert refused(b"\xdc\xff\xff" * 8 + bytes(70_000)).code is PolicyCode.LIMIT_EXCEEDED
     assert MAX_ITEMS < 65_536
 
 

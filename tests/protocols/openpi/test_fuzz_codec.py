@@ -23,7 +23,7 @@ def fuzz(count: int, seed: int) -> Any:
 def assert_sound(seen: Any, count: int) -> None:
     codes = seen["codes"]
     assert sum(codes.values()) == count
-    for expected in ("accepted", "bad_frame", "bad_array", "dtype_refused", "too_large", "key_duplicate"):
+    for expected in ("accepted", "bad_frame", "bad_array", "dtype_refused", "limit_exceeded", "key_duplicate"):
         assert codes.get(expected), f"the mutations never reached {expected}"
     assert seen["grown_kib"] < 4096
 
