@@ -376,6 +376,8 @@ class BranchMachine(RuleBasedStateMachine):
         name = active[who % len(active)]
         if point == "prefill:1" and (how == "abort" or not self.engine.engine.registry.get(name).needs_prefill):
             return  # an abort waits for the tick itself
+        if how == "abort":
+            self.engine.rest()  # a prefill has a sync too, and during it there is no chunk to abort
         session = self.live[name]
         fork = next(n for n in NAMES if n not in self.live)
         target = session.index - min(back, session.past)

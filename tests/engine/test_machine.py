@@ -17,7 +17,7 @@ Faults that were seeded into a copy of the code, one by one, each found within 1
 - eviction without a notice; a lease that never expires; ``attach`` that does not end the lease
 - the runner's ``reset`` keeps the old model state; noise that is not a function of (seed, chunk, step)
 - ``Registry.claim`` repeats a generation
-- a deferred clean pass is forgotten: by a commit, a rollback, a failure of that pass; its failure takes the chunk back
+- a deferred clean pass is forgotten by the commit of its chunk; its failure takes the chunk back
 """
 
 from __future__ import annotations
