@@ -40,6 +40,28 @@ def take(
     context.close()
 
 
+def take_what_if(browser: Browser, url: str, out: Path, prompt: str | None) -> None:
+    """One walk that goes on in two ways."""
+    page = browser.new_page(viewport=LAPTOP)
+    page.goto(url)
+    world = World(page, [])
+    world.moves(timeout_s=60)
+    if prompt is not None:
+        page.fill("#prompt", prompt)
+        page.press("#prompt", "Enter")
+    world.moves(24, timeout_s=60)
+    page.click("#fork")
+    world.wait("s.branch !== null && s.branch.shownFrames > 0", 60)
+    page.fill("#branch-prompt", "Lava cave")
+    page.press("#branch-prompt", "Enter")
+    page.keyboard.down("w")
+    world.wait("s.branch.shownFrames > 14", 60)
+    page.keyboard.down("l")
+    world.wait("s.branch.shownFrames > 20", 60)
+    page.screenshot(path=out / "page-what-if.png")
+    page.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="tiny-world", help="tiny-world, null, or fake (the test server)")
@@ -63,6 +85,8 @@ def shoot(browser: Browser, url: str, options: argparse.Namespace) -> None:
     for name, size, scale in SHOTS:
         take(browser, url, name, size, scale, options.out, options.prompt)
         print(f"page-{name}.png")
+    take_what_if(browser, url, options.out, options.prompt)
+    print("page-what-if.png")
 
 
 if __name__ == "__main__":

@@ -359,7 +359,8 @@ def test_one_of_the_two_is_kept(open_page: OpenPage, url: str, which: str) -> No
     world.page.click("#fork")
     both = world.wait("s.branch !== null && s.branch.phase === 'live' && s.branch.shownFrames > 3")
     kept = both["sessionId"] if which == "first" else both["branch"]["sessionId"]
-    world.page.click("#keep" if which == "first" else "#branch-keep")
+    # At once, while frames still wait to be shown.
+    world.page.evaluate("(id) => document.querySelector(id).click()", "#keep" if which == "first" else "#branch-keep")
     one = world.wait(f"s.branch === null && s.sessionId === {kept!r} && s.phase === 'live'")
     assert world.moves()["chunkIndex"] >= one["chunkIndex"]
     assert not world.page.is_visible("#branch-view")

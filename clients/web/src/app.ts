@@ -41,7 +41,10 @@ export class App {
     onModel: (name) => { this.model = name; this.panel.beginning = null; void this.renew(); },
   });
   private readonly branch = new Branch(this.url, () => apiKey.get(), (text) => this.log(text));
-  private readonly past = new Past((nextChunk) => this.rewind(nextChunk));
+  private readonly past = new Past((nextChunk) => {
+    this.backBlocks = 0;
+    this.rewind(nextChunk);
+  });
   private readonly controls = new Controls([
     { view: byId("view"), stick: byId("stick") }, { view: byId("branch-view"), stick: byId("branch-stick") },
   ], {
@@ -73,6 +76,7 @@ export class App {
   private walked = false;
   private turned = false;
   private walkedFrames = 0;
+  private backBlocks = 0; // what the button asked for last
   private reachable = true;
   private errors: string[] = [];
   private readonly startedAt = performance.now();
@@ -266,7 +270,12 @@ export class App {
 
   private goBack(): void {
     const { fps, frames_per_block } = this.machine.session ?? { fps: 1, frames_per_block: 1 };
-    const moment = this.past.before(Math.max(1, Math.round((fps * BACK_S) / frames_per_block)));
+    this.goBackBy(Math.max(1, Math.round((fps * BACK_S) / frames_per_block)));
+  }
+
+  private goBackBy(blocks: number): void {
+    const moment = this.past.before(blocks);
+    this.backBlocks = blocks;
     if (moment !== null) this.rewind(moment);
     else if (this.canBranch) this.view.say("There is nothing to go back to yet.");
   }
@@ -295,6 +304,8 @@ export class App {
   /** The branch becomes the walk: its session moves to the page's first connection. */
   private keepBranch(): void {
     const machine = this.branch.release();
+    machine.skipToReceived(); // frames that waited in the branch's player
+    this.player.flush(machine.epoch);
     this.picture.draw(this.branch.picture.world);
     this.close();
     this.past.clear();
@@ -438,6 +449,7 @@ export class App {
   }
 
   private wentBack(rewound: Rewound): void {
+    this.backBlocks = 0;
     this.player.flush(rewound.epoch);
     this.latency.forget();
     const picture = this.past.backTo(rewound.chunk_index);
@@ -502,6 +514,9 @@ export class App {
 
   private refused(error: ServerError): void {
     this.log(`${error.code}: ${error.message}`);
+    if (error.code === "not_retained" && this.backBlocks > 1) {
+      return this.goBackBy(Math.floor(this.backBlocks / 2)); // the server went on, and forgot, while we asked
+    }
     if (this.live && !error.fatal) {
       this.view.say(explain(error.code, error.message), "bad");
       if (error.code === "queue_full" || error.code === "rate_limited") setTimeout(() => this.sendKeys(null), 300);
