@@ -10,6 +10,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 Storages = Mapping[tuple[str, int], int]
@@ -105,9 +106,11 @@ def _walk(thing: Any, found: dict[tuple[str, int], int], seen: set[int]) -> None
 
 def _attributes(thing: Any) -> list[Any]:
     found = list(getattr(thing, "__dict__", {}).values())
-    for kind in type(thing).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for slot in (slots,) if isinstance(slots, str) else slots:
-            if slot != "__weakref__" and hasattr(thing, slot):
-                found.append(getattr(thing, slot))
-    return found
+    return found + [getattr(thing, slot) for slot in _slots(type(thing)) if hasattr(thing, slot)]  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=1024)
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = [k.__dict__.get("__slots__", ()) for k in kind.__mro__]
+    flat = [slot for own in slots for slot in ((own,) if isinstance(own, str) else own)]
+    return tuple(slot for slot in flat if slot not in ("__weakref__", "__dict__"))

@@ -7,12 +7,13 @@ not know sessions, files or which state a model has.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
 
+from realtime_omni.engine.accounting import Storages, storages
 from realtime_omni.errors import ArgumentError
 from realtime_omni.kv.manager import KVBook
 from realtime_omni.kv.storage import KVStorage
@@ -24,10 +25,11 @@ from realtime_omni.snapshot.header import TENSOR_NAME, StateRecord, WorkerRecord
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A session at a chunk boundary: the model's state, and how many frames were committed."""
+    """A session at a chunk boundary: the model's state, how many frames were committed, and what the state keeps alive."""
 
     state: Any
     frames: int
+    storages: Storages = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,8 @@ def check_parts(record: WorkerRecord, tensors: Mapping[str, Tensor], model: Worl
     moments: list[Moment] = []
     for age, saved in zip(reversed(range(len(records))), records, strict=True):
         packed = PackedState(states[state_prefix(age)], freeze_json(saved.values, "state"))
-        moments.append(Moment(model.unpack(packed), saved.frames))
+        state = model.unpack(packed)
+        moments.append(Moment(state, saved.frames, storages(state)))
     return Parts(tuple(moments), record.retained, kv)
 
 

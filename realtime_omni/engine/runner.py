@@ -61,10 +61,12 @@ class _Resident:
     seed: int
     needs_prefill: bool
     """What the model says of ``state``; asked once."""
+    own: Storages
+    """What ``state`` keeps alive; measured once."""
     moments: dict[int, Moment] = field(default_factory=dict)
     """The boundaries that a rewind can go back to, by chunk index, rising; the present one is not among them."""
     storages: Storages = field(default_factory=dict)
-    """Of the present state and those of all moments, each once; what the census knows of this session."""
+    """Of the present state and of all moments, each once; what the census knows of this session."""
 
     def remember(self, chunk_index: int, moment: Moment, most: int) -> None:
         """A moment that was the present one, as the boundary before chunk ``chunk_index``; at most ``most`` stay."""
@@ -128,9 +130,8 @@ class ModelRunner:
             raise ValueError(f"session {setup.session_id!r} is resident already")
         resident = self._begin(setup)
         try:
-            self.require_size(resident.state)
             self.book.begin(setup.session_id)
-        except (CapacityError, TickError):
+        except CapacityError:
             self.model.close(resident.state)
             raise
         self._settle_in(setup.session_id, resident)
@@ -147,7 +148,6 @@ class ModelRunner:
     def reset(self, setup: SessionSetup) -> Release:
         resident = self._begin(setup)  # refuses a bad setup before anything is given up
         try:
-            self.require_size(resident.state)
             self._drop(setup.session_id)
             self.book.begin(setup.session_id)
         except BaseException:
@@ -165,7 +165,7 @@ class ModelRunner:
         resident = self._residents[session_id]
         moment = resident.moments[chunk_index]
         self.book.rewind(session_id, self.book.completed_frames(session_id) - moment.frames)
-        resident.state, resident.needs_prefill = moment.state, False
+        resident.state, resident.needs_prefill, resident.own = moment.state, False, moment.storages
         resident.moments = {i: m for i, m in resident.moments.items() if i < chunk_index}
         self.count(resident)
 
@@ -194,18 +194,20 @@ class ModelRunner:
         return take_apart(session_id, (*resident.moments.values(), present), self.model, self.book, self.storage)
 
     def check_saved(self, record: WorkerRecord, tensors: Mapping[str, Tensor]) -> None:
-        self.model.close(check_parts(record, tensors, self.model, self.storage).moments[-1].state)
+        present = check_parts(record, tensors, self.model, self.storage).moments[-1]
+        self.model.close(present.state)
+        self._checked(present.storages)
 
     def adopt(self, setup: SessionSetup, record: WorkerRecord, tensors: Mapping[str, Tensor], chunk_index: int) -> None:
         parts = check_parts(record, tensors, self.model, self.storage)
         *past, present = parts.moments
         try:
-            self.require_size(present.state)
+            self._checked(present.storages)
             put_together(setup.session_id, parts, self.book, self.storage)
         except BaseException:
             self.model.close(present.state)
             raise
-        resident = _Resident(present.state, setup.seed, self.model.needs_prefill(present.state))
+        resident = _Resident(present.state, setup.seed, self.model.needs_prefill(present.state), present.storages)
         for index, moment in enumerate(past, chunk_index - len(past)):
             resident.remember(index, moment, self.rewind_blocks)
         self._settle_in(setup.session_id, resident)
@@ -248,26 +250,35 @@ class ModelRunner:
             states=self._census.bytes,
         )
 
-    def require_size(self, state: Any) -> None:
-        """Raises TickError (``state_too_large``) for a state beyond what the model has declared, and so was planned for."""
-        size, limit = sum(storages(state).values()), self.spec.kv.model_owned_bytes_per_session
+    def measured(self, state: Any) -> Storages:
+        """What a state keeps alive. Raises TickError (``state_too_large``) when that is more than the model has declared,
+        and so more than was planned for."""
+        return self._checked(storages(state))
+
+    def count(self, resident: _Resident) -> None:
+        """Tell the census what a session holds now."""
+        held = dict(resident.own)
+        for moment in resident.moments.values():
+            held.update(moment.storages)
+        if held != resident.storages:
+            self._census.remove(resident.storages)
+            self._census.add(held)
+            resident.storages = held
+
+    def _checked(self, held: Storages) -> Storages:
+        size, limit = sum(held.values()), self.spec.kv.model_owned_bytes_per_session
         if size > limit:
             raise TickError(
                 f"the model's state has {size} bytes; it declares at most {limit}", code=ErrorCode.STATE_TOO_LARGE
             )
-
-    def count(self, resident: _Resident) -> None:
-        """Tell the census what a session holds now."""
-        self._census.remove(resident.storages)
-        resident.storages = storages((resident.state, resident.moments))
-        self._census.add(resident.storages)
+        return held
 
     def check(self) -> None:
         """Raises AssertionError when the books disagree."""
         self.book.check()
         assert set(self.book.sessions) == set(self._residents), "KV places and resident sessions differ"
         for session_id, resident in self._residents.items():
-            held = storages((resident.state, resident.moments))
+            held = storages((resident.state, [moment.state for moment in resident.moments.values()]))
             assert held == resident.storages, f"the bytes of session {session_id!r} were not counted"
         self._census.check([r.storages for r in self._residents.values()])
 
@@ -288,7 +299,11 @@ class ModelRunner:
 
     def _begin(self, setup: SessionSetup) -> _Resident:
         state = self.model.open(setup)
-        return _Resident(state, setup.seed, self.model.needs_prefill(state))
+        try:
+            return _Resident(state, setup.seed, self.model.needs_prefill(state), self.measured(state))
+        except TickError:
+            self.model.close(state)
+            raise
 
     def _settle_in(self, session_id: SessionId, resident: _Resident) -> None:
         self._residents[session_id] = resident
@@ -315,6 +330,7 @@ class BatchRun:
         self._plans: dict[str, AttentionPlan] = {}
         self._results: Mapping[int, RowOutput | Exception] = {}
         self._needs_prefill: dict[int, bool] = {}
+        self._storages: dict[int, Storages] = {}
         self._prefill = prefill
         self._forwards = 0
         self._pending_point: str | None = None
@@ -398,7 +414,7 @@ class BatchRun:
         self._runner.faults("commit", (self._planned[row].tick.session_id,))
         output = self._results[row]
         assert isinstance(output, RowOutput)
-        self._runner.require_size(output.next_state)
+        self._storages[row] = self._runner.measured(output.next_state)
         self._needs_prefill[row] = self._runner.model.needs_prefill(output.next_state)
         if self._deferred(row):
             return
@@ -412,9 +428,10 @@ class BatchRun:
         reservation, tick = self._reservations[row], self._planned[row].tick
         resident = self._runner.resident(tick.session_id)
         if not self._prefill:
-            before = Moment(resident.state, reservation.first_frame)
+            before = Moment(resident.state, reservation.first_frame, resident.own)
             resident.remember(tick.chunk_index, before, self._runner.rewind_blocks)
         resident.state, resident.needs_prefill = output.next_state, self._needs_prefill[row]
+        resident.own = self._storages[row]
         self._runner.count(resident)
         if self._deferred(row):
             self.rollback(row)  # the prefill reserves for itself
