@@ -171,12 +171,17 @@ def test_a_batch_of_clean_passes_equals_clean_passes_one_by_one(names: str) -> N
     assert together.engine.counters.isolated_reruns == 0
 
 
-@pytest.mark.parametrize(("asked_at_s", "waited_ms"), [(0.0, 90), (0.06, 30), (None, 0)])
+@pytest.mark.parametrize(
+    ("asked_at_s", "wait_ms", "model_ms"),
+    [(0.5, 590, 90), (1.06, 30, 30), (None, 0, 0)],
+    ids=["before", "during", "after"],
+)
 def test_the_part_of_a_clean_pass_that_a_chunk_waited_for_counts_as_its_model_time(
-    asked_at_s: float | None, waited_ms: float
+    asked_at_s: float | None, wait_ms: float, model_ms: float
 ) -> None:
     engine = engine_of("a")
     engine.next("a")
+    engine.clock.advance(1)
     command = c.Next(ticket=0, session_id=SessionId("a"), asked_at_s=asked_at_s)
     tickets: list[int] = []
 
@@ -187,8 +192,7 @@ def test_the_part_of_a_clean_pass_that_a_chunk_waited_for_counts_as_its_model_ti
     with at(engine, "prefill:1", work):
         engine.cycle()
     timings = engine.result(tickets[0]).timings
-    assert (timings.model_ms, timings.tick_ms) == (pytest.approx(waited_ms), 0)
-    assert timings.wait_ms == pytest.approx(waited_ms)
+    assert (timings.wait_ms, timings.model_ms, timings.tick_ms) == pytest.approx((wait_ms, model_ms, 0))
 
 
 # ---------------------------------------------------------------------- what can happen meanwhile
