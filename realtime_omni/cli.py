@@ -66,12 +66,17 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Same as --set server.port=...")] = None,
     openpi_port: Annotated[int | None, typer.Option(help="Same as --set server.openpi_port=...")] = None,
     device: Annotated[str | None, typer.Option(help="Same as --set device=...")] = None,
+    allow_identity_normalization: Annotated[
+        bool, typer.Option("--allow-identity-normalization", help="Serve a policy whose checkpoint has no statistics.")
+    ] = False,
     overrides: Overrides = None,
     log_level: Annotated[LogLevel, typer.Option(help="What is logged.")] = LogLevel.INFO,
 ) -> None:
     """Serve a model until Ctrl-C."""
     named = {"server.host": host, "server.port": port, "server.openpi_port": openpi_port, "device": device}
     flags = [f"{field}={value}" for field, value in named.items() if value is not None]
+    if allow_identity_normalization:
+        flags.append("options.allow_identity_normalization=true")
     logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from realtime_omni.config import load
 

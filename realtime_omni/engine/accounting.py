@@ -89,7 +89,7 @@ def _walk(thing: Any, found: dict[tuple[str, int], int], seen: set[int]) -> None
             found[str(storage.device), storage.data_ptr()] = storage.nbytes()
     elif hasattr(thing, "__array_interface__"):
         owner = thing
-        while getattr(owner.base, "nbytes", None):
+        while hasattr(owner.base, "__array_interface__"):  # the last one may lie in bytes that somebody else holds
             owner = owner.base
         found["host", id(owner)] = owner.nbytes
     elif isinstance(thing, Mapping):

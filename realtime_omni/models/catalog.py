@@ -22,6 +22,9 @@ ENTRY_POINT_GROUP = "realtime_omni.models"
 CATALOG: dict[str, str] = {
     "tiny-world": "realtime_omni.models.tiny_world.model:TinyWorld",
     "null": "realtime_omni.models.null.model:NullWorld",
+    "pi0": "realtime_omni.models.pi0.model:Pi0",
+    "pi0.5": "realtime_omni.models.pi0.model:Pi05",
+    "smolvla": "realtime_omni.models.smolvla.model:SmolVLA",
     "null-policy": "realtime_omni.models.null.policy:NullPolicy",
 }
 

@@ -19,7 +19,7 @@ import numpy as np
 from realtime_omni.artifacts import DECODED_LAYOUTS
 from realtime_omni.config import Config, load
 from realtime_omni.engine import commands as c
-from realtime_omni.errors import ArgumentError, OmniError
+from realtime_omni.errors import ArgumentError, ConfigError, ErrorCode, OmniError
 from realtime_omni.models import catalog
 from realtime_omni.models.base import SessionSetup, WorldModel
 from realtime_omni.session.values import (
@@ -93,6 +93,10 @@ def check_model(
         config, model = target, catalog.build(target)
     else:
         config, model = small_config(dtype=dtype), target
+    if model.spec.policy is not None:
+        raise ConfigError(
+            f"{model.spec.name!r} is a policy; check-model's rules are those of worlds", code=ErrorCode.UNSUPPORTED
+        )
     lab = Lab(WatchedModel(model), config, can_rebuild=model is not target)
     findings: list[Finding] = []
     with _quiet():

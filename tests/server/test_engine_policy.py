@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from realtime_omni.config import load
+from models.vla import checkpoints
+from realtime_omni.config import Config, load
 from realtime_omni.errors import ConfigError
 from realtime_omni.manager import SessionManager
 from realtime_omni.server.deployment import read_contract
@@ -22,7 +23,8 @@ from realtime_omni.server.run import robot_backend
 from realtime_omni.server.settings import ServerSettings
 from realtime_omni.testing.faults import inject
 from realtime_omni_protocols.openpi import PolicyServerError, Row
-from server.robots import Robot, observation
+from realtime_omni_protocols.openpi.stream_messages import ActionChunk, ResetDone
+from server.robots import Robot, StreamRobot, observation
 
 HANDSHAKE = {
     "image_resolution": [224, 224],
@@ -227,3 +229,90 @@ async def test_a_session_that_was_closed_elsewhere_is_opened_again_for_the_next_
         assert backend.sessions == 0
         assert (await robot.infer(observation(4.0)))["actions"][0, 0] == 4.0
         await robot.drop()
+
+
+# ---------------------------------------------------------------------- a real network
+
+
+@contextlib.asynccontextmanager
+async def serving_pi0(**options: Any) -> AsyncIterator[PolicyHub]:
+    given = {"checkpoint": str(checkpoints.GOLDEN / "pi0")} | options
+    async with SessionManager(config=Config(model="pi0", options=given)) as manager:
+        backend = robot_backend(manager)
+        assert backend is not None
+        hub = PolicyHub(backend, ServerSettings())
+        yield hub
+        await hub.shutdown(10)
+        assert manager.statistics().memory.states == 0
+
+
+def seen_by_pi0(state: float = 0.1, **fields: Any) -> dict[str, Any]:
+    picture = np.full((30, 40, 3), 90, np.uint8)
+    cameras = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+    pictures = {f"observation.images.{name}": picture for name in cameras}
+    return pictures | {"state": np.full(6, state, np.float32), "prompt": "pick up"} | fields
+
+
+@pytest.mark.req("AC-39")
+async def test_a_seeded_observation_gets_the_same_actions_under_any_label_and_after_reset() -> None:
+    async with serving_pi0() as hub:
+        robot, other = Robot(hub, Row.ROBOARENA), Robot(hub)
+        await robot.connect()
+        await other.connect()
+        first = (await robot.infer(seen_by_pi0(session_id="one", seed=4)))["actions"]
+        assert first.shape == (6, 5)
+        again = [(await robot.infer(seen_by_pi0(session_id="two", seed=4)))["actions"]]
+        await robot.reset()
+        again.append((await robot.infer(seen_by_pi0(session_id="two", seed=4)))["actions"])
+        again.append((await other.infer(seen_by_pi0(seed=4)))["actions"])
+        for actions in again:
+            np.testing.assert_array_equal(actions, first)
+        assert np.abs((await other.infer(seen_by_pi0(seed=5)))["actions"] - first).max() > 1e-3
+        await robot.drop()
+        await other.drop()
+
+
+async def test_the_handshake_says_which_statistics_are_in_use_and_the_reply_every_stage() -> None:
+    async with serving_pi0() as hub:
+        robot = Robot(hub, Row.OPENPI)
+        metadata = await robot.connect()
+        statistics = metadata["statistics"]
+        assert isinstance(statistics, dict)
+        assert statistics["observation.state"].startswith("mean_std ")
+        timing = (await robot.infer(seen_by_pi0()))["server_timing"]
+        assert min(timing[stage] for stage in ("images", "prefix", "denoise")) > 0
+        inside = timing["images"] + timing["prefix"] + timing["denoise"]
+        assert inside == pytest.approx(timing["infer_ms"])
+        await robot.drop()
+
+
+async def test_a_prompt_beyond_the_policys_words_is_the_observations_fault() -> None:
+    async with serving_pi0() as hub:
+        robot = Robot(hub)
+        await robot.connect()
+        with pytest.raises(PolicyServerError) as refused:
+            await robot.infer(seen_by_pi0(prompt="pick up " * 200))
+        assert refused.value.code == "prompt_invalid"
+        assert (await robot.infer(seen_by_pi0()))["actions"].shape == (6, 5)
+        await robot.drop()
+
+
+async def test_a_streaming_robots_chunks_continue_by_the_delay_it_measured() -> None:
+    async with serving_pi0(rtc={"mode": "trained"}) as hub:
+        robot = StreamRobot(hub)
+        await robot.start()
+
+        async def chunk_for(tick: int, consumed: int | None) -> ActionChunk:
+            robot.say(robot.side.observe(seen_by_pi0(), tick, consumed=consumed))
+            return await robot.until(ActionChunk)
+
+        first = await chunk_for(10, None)
+        assert (first.start_tick, first.valid_from, first.delay_used) == (10, 0, 0)
+        second = await chunk_for(14, 2)  # of four ticks two had actions of the first chunk: it came after two
+        assert (second.start_tick, second.valid_from, second.delay_used) == (14, 2, 2)
+        np.testing.assert_allclose(second.actions[:2], first.actions[4:6], atol=2e-5)
+        robot.say(robot.side.reset())
+        await robot.until(ResetDone)
+        third = await chunk_for(15, None)
+        assert (third.valid_from, third.delay_used) == (0, 0)
+        await robot.close()

@@ -91,6 +91,7 @@ class Pi0Network(nn.Module):
             action_dim=config.action_dim,
             state_dim=config.state_dim,
             image_size=config.vision.image_size,
+            picture_tokens=config.vision.patches,
             prompt_tokens=config.prompt_tokens,
             steps=config.steps,
             layers=config.language.layers,

@@ -111,6 +111,7 @@ class SmolVLANetwork(nn.Module):
             action_dim=config.action_dim,
             state_dim=config.state_dim,
             image_size=config.vision.image_size,
+            picture_tokens=config.vision.patches // config.shuffle**2,
             prompt_tokens=config.prompt_tokens,
             steps=config.steps,
             layers=config.language.layers,

@@ -30,12 +30,14 @@ from realtime_omni.models.common.vla.flow import StepRule, integrate
 
 @dataclass(frozen=True, slots=True)
 class PolicyShape:
-    """What a server needs to know about a network; ``state_dim`` and ``action_dim`` are the padded widths."""
+    """What a server needs to know about a network; ``state_dim`` and ``action_dim`` are the padded widths,
+    ``picture_tokens`` those that one picture takes of a prefix."""
 
     horizon: int
     action_dim: int
     state_dim: int
     image_size: int
+    picture_tokens: int
     prompt_tokens: int
     steps: int
     layers: int

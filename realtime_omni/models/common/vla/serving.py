@@ -1,0 +1,287 @@
+"""A loaded policy as a model of the engine: observations in, chunks of actions out, batched over sessions.
+
+Owns the tick: pictures, prefix, denoise steps, robot units, and which of it is shared or reused. Must not know: a family's
+network or checkpoint layout. Pictures of all rows are encoded together, prefixes too; a row whose pictures and words are
+those of its session's last observation takes the prefix from its state. Denoise steps run on all rows that go by the same
+rule; between two of them rows may leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from realtime_omni.errors import ArgumentError, OmniError, TickError
+from realtime_omni.kv.capacity import KVSpec
+from realtime_omni.models.base import (
+    Checkpoint,
+    ControlReducer,
+    LatestWinsReducer,
+    ModelSpec,
+    PackedState,
+    RowOutput,
+    SessionSetup,
+    Step,
+    StepBatch,
+    StepRow,
+)
+from realtime_omni.models.common.noise import block_noise
+from realtime_omni.models.common.packing import fingerprint
+from realtime_omni.models.common.vla import memory
+from realtime_omni.models.common.vla.attention import PrefixKV
+from realtime_omni.models.common.vla.denoise import Flow, FlowRow, make_flows
+from realtime_omni.models.common.vla.memory import MOST_PLANNED, KeptPrefix, Planned, VLAState
+from realtime_omni.models.common.vla.network import PolicyInputs, picture_features
+from realtime_omni.models.common.vla.policy import Policy
+from realtime_omni.models.policy import ACTIONS, PolicySpec
+from realtime_omni.rtc.ensemble import Stamped, ensemble
+from realtime_omni.rtc.modes import Mode, Settings
+from realtime_omni.rtc.previous import remaining
+from realtime_omni.session.observation import Observation
+from realtime_omni.session.values import Artifact, ArtifactSpec, ChunkMetadata, Modality, Representation, SessionEvent
+
+NO_JOIN = Settings(mode=Mode.NONE)
+
+
+@dataclass(slots=True)
+class _Row:
+    """One row under way. ``prefix``: from its state, or once it is computed."""
+
+    row: StepRow
+    observation: Observation
+    inputs: PolicyInputs
+    key: object
+    prefix: KeptPrefix | None
+    features: Tensor | None = None
+
+
+class VLAModel:
+    """A :class:`~realtime_omni.models.policy.PolicyModel`. ``rtc``: how chunks continue each other; ``reuse``: keep a
+    session's prefix for its next observation."""
+
+    def __init__(
+        self, name: str, policy: Policy, *, device: str = "cpu", rtc: Settings = NO_JOIN, reuse: bool = True
+    ) -> None:
+        self.policy = policy
+        self.network = policy.network
+        self._device = torch.device(device)
+        self._rtc = rtc
+        self._reuse = reuse
+        self._most_planned = {Mode.NONE: 0, Mode.ENSEMBLE: MOST_PLANNED}.get(rtc.mode, 1)
+        self._spec = self._declare(name)
+
+    def _declare(self, name: str) -> ModelSpec:
+        shape, processing = self.network.shape, self.policy.processing
+        weights = next(cast(nn.Module, self.network).parameters())
+        owned = memory.state_bytes(
+            shape, len(processing.cameras), processing.action_channels, weights.dtype.itemsize, self._most_planned
+        )
+        return ModelSpec(
+            name=name,
+            kv=KVSpec.none(frames_per_block=1, model_owned_bytes_per_session=owned),
+            artifacts=(ArtifactSpec(ACTIONS, Modality.ACTION, Representation.DECODED, "TA", primary=True),),
+            height=shape.image_size,
+            width=shape.image_size,
+            fps=1.0,
+            frames_per_block=1,
+            rollback_safe=True,
+            policy=PolicySpec(
+                cameras=processing.cameras,
+                image_size=shape.image_size,
+                state_dim=processing.state_channels,
+                horizon=shape.horizon,
+                action_dim=processing.action_channels,
+                steps=shape.steps,
+                relative=processing.relative is not None,
+                joins=self._rtc.mode is not Mode.NONE,
+                statistics=self.policy.statistics,
+            ),
+        )
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    def open(self, setup: SessionSetup) -> VLAState:
+        return VLAState()
+
+    def understand(self, event: SessionEvent) -> str | None:
+        raise ArgumentError("a policy takes observations, no events", path="event")
+
+    def check_observation(self, observation: Observation) -> None:
+        assert self._spec.policy is not None
+        self._spec.policy.check(observation)
+        shape = self.network.shape
+        if observation.noise is not None and observation.noise.shape != (shape.horizon, shape.action_dim):
+            raise ArgumentError(f"noise is [{shape.horizon}, {shape.action_dim}]", path="noise")
+
+    def new_reducer(self) -> ControlReducer:
+        return LatestWinsReducer()
+
+    def needs_prefill(self, state: VLAState) -> bool:
+        return False
+
+    def prefill(self, batch: StepBatch) -> Step:
+        raise NotImplementedError("a policy has no history")
+
+    def step(self, batch: StepBatch) -> Step:
+        yield Checkpoint("forward", "images")
+        results: dict[int, RowOutput | Exception] = {}
+        rows: dict[int, _Row] = {}
+        for number in batch.active:
+            try:
+                rows[number] = self._read(batch.rows[number])
+            except OmniError as refused:  # this observation cannot be used; the others can
+                results[number] = refused
+        self._encode_pictures([row for row in rows.values() if row.prefix is None])
+        yield Checkpoint("forward", "prefix")
+        self._compute_prefixes([r for n, r in rows.items() if r.prefix is None and n in batch.active])
+        flows = self._flows([(n, r) for n, r in rows.items() if n in batch.active])
+        most = max((self._steps(rows[n]) for n in rows if n in batch.active), default=0)
+        for number in range(most):
+            yield Checkpoint("forward", "denoise")
+            with torch.no_grad():
+                for flow in flows:
+                    flow.step(number, batch.active)
+        yield Checkpoint("sync", "denoise")
+        for flow in flows:
+            for number, chunk in flow.chunks().items():
+                results[number] = self._output(rows[number], chunk)
+        return results
+
+    def pack(self, state: VLAState) -> PackedState:
+        return memory.pack(state)
+
+    def unpack(self, packed: PackedState) -> VLAState:
+        return memory.unpack(packed, self.network.shape, self.policy.processing.action_channels, self._most_planned)
+
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        settings = (self._spec.name, self.policy.processing.statistics_id(), repr(self.network.shape), repr(self._rtc))
+        return fingerprint(*settings, weights=cast(nn.Module, self.network))
+
+    def close(self, state: VLAState) -> None:
+        """Nothing beside the state itself."""
+
+    def start_image(self, name: str) -> bytes:
+        raise KeyError(name)
+
+    # ------------------------------------------------------------------ before the first denoise step
+
+    def _read(self, row: StepRow) -> _Row:
+        """Raises ArgumentError."""
+        observation = row.tick.observation
+        assert observation is not None
+        prompt = observation.prompt or row.tick.prompt
+        if prompt is None:
+            raise ArgumentError("an instruction is needed", path="prompt")
+        processing = self.policy.processing
+        inputs = processing.inputs(observation.images, observation.state, prompt)
+        key = memory.prefix_key(observation.images, processing.cameras, inputs, self.network.shape)
+        kept = row.state.prefix
+        return _Row(row, observation, inputs, key, kept if kept is not None and kept.key == key else None)
+
+    @torch.no_grad()
+    def _encode_pictures(self, rows: Sequence[_Row]) -> None:
+        if not rows:
+            return
+        features = picture_features(self.network, _stacked(rows).to(self._device))
+        for number, row in enumerate(rows):
+            row.features = features[number : number + 1]
+
+    @torch.no_grad()
+    def _compute_prefixes(self, rows: Sequence[_Row]) -> None:
+        if not rows:
+            return
+        features = torch.cat([row.features for row in rows if row.features is not None])
+        prefix = self.network.embed_prefix(features, _stacked(rows).to(self._device))
+        kv = self.network.prefill(prefix.pack())
+        for number, row in enumerate(rows):
+            row.prefix = KeptPrefix(row.key, _one(kv, number))
+            row.features = None
+
+    @torch.no_grad()
+    def _flows(self, rows: Sequence[tuple[int, _Row]]) -> Sequence[Flow]:
+        return make_flows(self.network, [self._flow_row(number, row) for number, row in rows], self._rtc)
+
+    def _flow_row(self, number: int, row: _Row) -> FlowRow:
+        assert row.prefix is not None
+        join = row.observation.join
+        return FlowRow(
+            number,
+            row.prefix.kv,
+            row.inputs.state[0].to(self._device),
+            self._noise(row).to(self._device),
+            self._steps(row),
+            self._left(row),
+            0 if join is None else min(join.delay, self.network.shape.horizon),
+        )
+
+    def _steps(self, row: _Row) -> int:
+        return self.network.shape.steps if row.observation.steps is None else row.observation.steps
+
+    def _noise(self, row: _Row) -> Tensor:
+        observation, shape = row.observation, (self.network.shape.horizon, self.network.shape.action_dim)
+        if observation.noise is not None:
+            return torch.from_numpy(np.array(observation.noise))
+        if observation.seed is not None:
+            return block_noise(observation.seed, 0, 0, shape)
+        return block_noise(row.row.seed, row.row.tick.chunk_index, 0, shape)
+
+    def _left(self, row: _Row) -> Tensor:
+        """What is left of the chunk that the robot executes [n, A], as the network would see it from this observation."""
+        join = row.observation.join
+        planned = () if join is None else row.row.state.planned_after(join.follows)
+        if join is None or not planned or join.tick < planned[-1].tick:
+            return torch.zeros(0, self.network.shape.action_dim)
+        latest = planned[-1]
+        if self.policy.processing.relative is None:
+            return remaining(latest.model, latest.tick, join.tick)
+        robot = remaining(latest.robot, latest.tick, join.tick).numpy()
+        return self.policy.processing.model_actions(robot, row.observation.state)
+
+    # ------------------------------------------------------------------ after the last one
+
+    def _output(self, row: _Row, chunk: Tensor) -> RowOutput | Exception:
+        model = chunk.detach().float().cpu().clone()
+        actions = self.policy.processing.robot_actions(model, row.observation.state)
+        if not np.isfinite(actions).all():
+            return TickError("the policy's actions are not finite")
+        planned = self._plan(row, model, torch.from_numpy(actions))
+        if self._rtc.mode is Mode.ENSEMBLE and planned:
+            stamped = [Stamped(p.tick, p.robot) for p in planned]
+            actions = ensemble(stamped, planned[-1].tick).numpy()
+        artifact = Artifact(ACTIONS, Modality.ACTION, Representation.DECODED, "TA", actions)
+        following = VLAState(row.prefix if self._reuse else None, planned)
+        return RowOutput(ChunkMetadata.from_tick(row.row.tick), (artifact,), following)
+
+    def _plan(self, row: _Row, model: Tensor, robot: Tensor) -> tuple[Planned, ...]:
+        join = row.observation.join
+        if join is None or not self._most_planned:
+            return ()
+        before = row.row.state.planned_after(join.follows)
+        latest = Planned(int(row.row.tick.chunk_index), join.tick, model, robot)
+        return (*(p for p in before if p.tick <= join.tick), latest)[-self._most_planned :]
+
+
+def _stacked(rows: Sequence[_Row]) -> PolicyInputs:
+    return PolicyInputs.stack([row.inputs for row in rows])
+
+
+def _one(kv: PrefixKV, row: int) -> PrefixKV:
+    """One row of a batch without its padding, in storage of its own: a view would keep the whole batch alive."""
+    length = int(kv.lengths[row])
+
+    def own(tensor: Tensor) -> Tensor:
+        return tensor[row : row + 1, :length].clone()
+
+    return PrefixKV(tuple(map(own, kv.keys)), tuple(map(own, kv.values)), own(kv.mask))
