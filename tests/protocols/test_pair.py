@@ -3,7 +3,9 @@
 Faults that were put in on purpose, each found by a test of this folder: a replay that starts one entry late; a client that
 forgets the chunk it was in; an ack that forgets the whole buffer; events lost with a connection not sent again; the epoch or
 the counters not raised by a reset; the terminal message sent twice; open events left at the close; a resume that tells the
-present instead of the standing as of ``last_seq``, or leaves the new connection in another state than it names.
+present instead of the standing as of ``last_seq``, or leaves the new connection in another state than it names; a rewind that
+keeps the old credit; a client that counts from 0 after a rewind; a branch that stands at frame 0, or whose ids begin below its
+parent's.
 """
 
 from __future__ import annotations
@@ -276,6 +278,9 @@ def test_a_cut_at_every_point_of_a_rewind_changes_nothing(lost: int) -> None:
     pair.event("left")
     pair.to_server.append(pair.client.rewind(1))
     pair.deliver_to_server()
+    pair.check()
+    assert pair.stream is not None
+    assert pair.stream.displayed == pair.stream.generated == 3, "nothing is outstanding"
     pair.tick()
     pair.tick()
     pair.cut(lost)
@@ -338,6 +343,16 @@ def test_a_branch_is_opened_by_an_ordinary_resume_whatever_was_lost(lost: int) -
         each.close("client")
         each.settle()
         each.check()
+
+
+def test_a_branch_uses_no_id_that_its_parent_has_used() -> None:
+    pair = Pair()
+    pair.start()
+    pair.to_server.append(pair.client.fork())
+    pair.event("the server hears of this after the fork")
+    pair.settle()
+    assert pair.forks[0].next_event_id == 0
+    assert pair.branch().event("another") == 1
 
 
 def test_a_branch_of_a_branch_has_numbers_of_its_own() -> None:

@@ -224,7 +224,9 @@ class FakeSession:
                 if isinstance(error, TickError):
                     self.state = "failed"
                 raise error
-            return self._commit(snapshot, outputs)
+            chunk = self._commit(snapshot, outputs)
+            await _moments(self.manager.chunk_takes)
+            return chunk
         except asyncio.CancelledError:
             if self.manager.commits_although_cancelled and not self.aborted.is_set():
                 self.undelivered.append(self._commit(snapshot, outputs))
@@ -414,6 +416,7 @@ class FakeManager:
         self.release_fails = False
         self.release_takes = 3
         self.answer_takes = 3
+        self.chunk_takes = 0
         self.commits_although_cancelled = False
         self.ticks_started = 0
         self.ticks_settled = 0

@@ -263,3 +263,30 @@ async def test_what_was_shown_of_the_old_epoch_is_no_credit_for_the_new_one(
     player.send("ping", id="p")
     await player.until("pong", re="p")
     assert next(iter(hub.sessions)).stream.displayed == 3
+
+
+async def test_a_block_that_was_committed_before_a_rewind_is_told_before_it(
+    hub: WorldHub, manager: FakeManager, player: Client
+) -> None:
+    manager.chunk_takes = 40
+    player.press(0)
+    await player.until("event.accepted")
+    player.ack()
+    manager.clock.advance(1)
+    await eventually(lambda: manager.live["s"].chunk_index == 2)
+    player.send("session.rewind", chunk_index=2)
+    assert (await player.until_any("chunk", "session.rewound")).chunk_index == 1
+    assert player.of("event.applied")[-1].event_ids == (0,)
+    assert (await player.until("session.rewound")).chunk_index == 2
+    assert (await player.block())[0].chunk_index == 2
+
+
+async def test_an_h264_stream_begins_anew_with_a_key_frame_after_a_rewind(hub: WorldHub, manager: FakeManager) -> None:
+    client = Client(hub)
+    await client.start(format="h264")
+    await client.block()
+    await next_block(client, manager)
+    client.send("session.rewind", chunk_index=1)
+    await client.until("session.rewound")
+    _, frames = await client.block()
+    assert [header.key for header, _ in frames] == [True, False, False]
