@@ -127,6 +127,12 @@ def shadow(
     _module("realtime_omni.shadow").run(upstream, ours, host, port, os.environ.get(api_key_env), as_json)
 
 
+@bench_app.command(context_settings=PASS_THROUGH)
+def vla(context: typer.Context) -> None:
+    """Robots on a policy, beside openpi's server: `realtime-omni bench vla --help` lists the flags."""
+    _exit_with(_module("realtime_omni.bench.vla").main(context.args))
+
+
 @app.command(name="eval", context_settings=PASS_THROUGH)
 def evaluate(
     context: typer.Context, model: Annotated[str, typer.Argument(help="An embedded model, such as tiny-world.")]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from websockets.asyncio.client import connect
 
 from models.vla import checkpoints
 from realtime_omni.config import Config, load
@@ -22,8 +23,9 @@ from realtime_omni.server.openpi import PolicyHub
 from realtime_omni.server.run import robot_backend
 from realtime_omni.server.settings import ServerSettings
 from realtime_omni.testing.faults import inject
-from realtime_omni_protocols.openpi import PolicyServerError, Row
+from realtime_omni_protocols.openpi import PATH, PolicyServerError, Row, pack, unpack
 from realtime_omni_protocols.openpi.stream_messages import ActionChunk, ResetDone
+from server.robot_server import served
 from server.robots import Robot, StreamRobot, observation
 
 HANDSHAKE = {
@@ -316,3 +318,23 @@ async def test_a_streaming_robots_chunks_continue_by_the_delay_it_measured() -> 
         third = await chunk_for(15, None)
         assert (third.valid_from, third.delay_used) == (0, 0)
         await robot.close()
+
+
+async def test_pings_and_handshakes_are_answered_while_another_robots_policy_computes() -> None:
+    """The policy holds the engine's thread for two seconds; the bound is about a loop that is blocked, not about speed."""
+    config = load("null-policy", {}, ["options.policy_ms=2000", "options.steps=1"])
+    async with SessionManager(config=config) as manager:
+        backend = robot_backend(manager)
+        assert backend is not None
+        async with served(backend) as url, connect(url + PATH) as busy:
+            await busy.recv()
+            await busy.send(pack(observation()))
+            waiting = asyncio.create_task(busy.recv())
+            while manager.statistics().sessions == 0:
+                await asyncio.sleep(0.01)
+            async with asyncio.timeout(1.0):
+                await (await busy.ping())
+                async with connect(url + PATH) as other:
+                    await other.recv()
+            assert not waiting.done()
+            assert isinstance(unpack(await waiting), np.ndarray)  # type: ignore[arg-type]

@@ -118,7 +118,8 @@ class NullPolicy:
     def step(self, batch: StepBatch) -> Step:
         for _ in range(self.options.steps):
             yield Checkpoint("forward", "denoise")
-            time.sleep(self.options.policy_ms / self.options.steps / 1000)
+            if self.options.policy_ms:
+                time.sleep(self.options.policy_ms / self.options.steps / 1000)
         return {number: self._output(batch.rows[number]) for number in batch.active}
 
     def pack(self, state: NullPolicyState) -> PackedState:

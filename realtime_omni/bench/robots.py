@@ -1,0 +1,144 @@
+"""Simulated robots: observations at a fixed rate, chunks checked, every latency kept.
+
+Owns the schedule and the checks. Must not know what is measured against what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from websockets.asyncio.client import ClientConnection, connect
+
+from realtime_omni_protocols.openpi import pack, unpack
+
+SIDE, WIDTH, HORIZON = 224, 32, 50
+SERVER_STAGES = ("queue", "decode", "images", "prefix", "denoise", "encode")
+PROMPT = "put the red block into the left tray"
+PICTURES = 4
+"""Different ones in turn, so that nothing is reused from one observation to the next."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """``actions`` [H, A]; ``stages``: ms by name."""
+
+    actions: Any
+    stages: Mapping[str, float]
+
+
+Ask = Callable[[int, int], Awaitable[Answer]]
+"""``ask(robot, number)``: the answer to a robot's observation ``number``."""
+
+
+@dataclass(slots=True)
+class Load:
+    """What robots saw. ``latency_ms`` counts from when an observation was due, also when it had to wait for the one before."""
+
+    latency_ms: list[float] = field(default_factory=list)
+    stages_ms: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    deadline_misses: int = 0
+    chunks: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+def state_of(robot: int, number: int) -> Any:
+    return np.full(WIDTH, robot + number / 1024, np.float32)
+
+
+def pictures(robot: int, number: int, cameras: Sequence[str]) -> dict[str, Any]:
+    """Noise: [224, 224, 3] per camera, another one for each of ``PICTURES`` numbers in turn."""
+    made = np.random.default_rng((robot, number % PICTURES)).integers(0, 256, (len(cameras), SIDE, SIDE, 3), np.uint8)
+    return dict(zip(cameras, made, strict=True))
+
+
+async def drive(robots: int, chunks: int, hz: float, warm_up: int, ask: Ask, *, echoes: bool) -> Load:
+    """Run all robots; ``hz`` 0: each asks again as soon as it was answered. ``echoes``: action 0 must be the state."""
+    load = Load()
+    began_s = time.perf_counter() + 0.05
+    period_s = 1 / hz if hz else 0.0
+
+    async def robot(index: int) -> None:
+        for number in range(chunks):
+            due_s = began_s + (number + index / robots) * period_s if hz else time.perf_counter()
+            await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+            answer = await ask(index, number)
+            spent_s = time.perf_counter() - due_s
+            _check(load, answer.actions, state_of(index, number), echoes)
+            load.chunks += 1
+            if number < warm_up:
+                continue
+            load.latency_ms.append(spent_s * 1000)
+            load.deadline_misses += bool(hz) and spent_s > period_s
+            for stage, ms in answer.stages.items():
+                load.stages_ms[stage].append(ms)
+
+    async with asyncio.TaskGroup() as group:
+        for index in range(robots):
+            group.create_task(robot(index))
+    return load
+
+
+def _check(load: Load, actions: Any, state: Any, echoes: bool) -> None:
+    if not isinstance(actions, np.ndarray) or actions.shape != (HORIZON, WIDTH) or actions.dtype != np.float32:
+        load.wrong.append("an answer is no float32 chunk [50, 32]")
+    elif not np.isfinite(actions).all():
+        load.wrong.append("an action is not finite")
+    elif echoes and not np.array_equal(actions[0], state):
+        load.wrong.append("a chunk answers another observation")
+
+
+class Sockets:
+    """Robots over sockets, as openpi's client sends: one connection each."""
+
+    def __init__(self, url: str, cameras: Sequence[str]) -> None:
+        self._url = url
+        self._cameras = cameras
+        self._open: dict[int, ClientConnection] = {}
+        self._inside: dict[int, float] = {}
+        self._seen = {number: pictures(0, number, cameras) for number in range(PICTURES)}
+
+    async def __aenter__(self) -> Sockets:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for socket in self._open.values():
+            await socket.close()
+
+    async def ask(self, robot: int, number: int) -> Answer:
+        if robot not in self._open:
+            self._open[robot] = await connect(self._url, compression=None, max_size=None)
+            await self._open[robot].recv()
+        socket = self._open[robot]
+        observation = {**self._seen[number % PICTURES], "state": state_of(robot, number), "prompt": PROMPT}
+        began_s = time.perf_counter()
+        frame = pack(observation)
+        packed_s = time.perf_counter()
+        await socket.send(frame)
+        reply = await socket.recv()
+        received_s = time.perf_counter()
+        if isinstance(reply, str):
+            raise SystemExit(f"the server failed: {reply[-300:]}")
+        answer = unpack(reply)
+        assert isinstance(answer, dict)
+        stages = {
+            "client": (packed_s - began_s + time.perf_counter() - received_s) * 1000,
+            "there_and_back": (received_s - packed_s) * 1000,
+            **self._server_stages(robot, answer["server_timing"]),
+        }
+        return Answer(answer["actions"], stages)
+
+    def _server_stages(self, robot: int, timing: Mapping[str, float]) -> dict[str, float]:
+        """What the server says of this call. ``share`` and ``rest`` are of the call before, whose total it knows only now: the
+        stages' sum over that total, and what they leave of it. openpi's server says no stages."""
+        stages = {name: timing[name] for name in SERVER_STAGES if name in timing}
+        if "prev_total_ms" in timing and self._inside.get(robot):
+            stages["share"] = self._inside[robot] / timing["prev_total_ms"]
+            stages["rest"] = timing["prev_total_ms"] - self._inside[robot]
+        self._inside[robot] = sum(timing.get(name, 0.0) for name in SERVER_STAGES)
+        return stages
