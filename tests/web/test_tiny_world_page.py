@@ -151,9 +151,9 @@ def test_a_prompt_changes_the_place(open_page: OpenPage, url: str, monkeypatch: 
     names = [place.name for place in PLACES]
     seen = {}
     for index in (2, 1, 5):
-        world.page.fill("#prompt", PLACES[index].prompt)
+        world.page.fill("#prompt", PLACES[index].title)
         world.page.keyboard.press("Enter")
-        world.wait(f"s.prompt === {PLACES[index].prompt!r}", 30)
+        world.wait(f"s.prompt === {PLACES[index].title!r}", 30)
         world.moves(30, timeout_s=60)
         seen[names[index]] = names[classify(world)]
     assert seen == {name: name for name in seen}
