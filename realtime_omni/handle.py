@@ -87,9 +87,15 @@ class Session:
 
         Raises StateError, EventConflictError, StaleEventError, EventQueueFullError, ArgumentError; nothing changed then.
         """
-        receipt = await self._ask(c.Accept(**self._address(), event=event))
-        assert isinstance(receipt, EventAcceptance)
-        return receipt
+        return await self.post_event(event)
+
+    def post_event(self, event: SessionEvent) -> asyncio.Future[EventAcceptance]:
+        """:meth:`accept_event` for callers that go on at once: when this returns the event is queued, ahead of whatever is
+        asked of the session next; the future gets the receipt, or what :meth:`accept_event` raises.
+
+        Answers come in order: a chunk that applied the event is not handed out before its receipt.
+        Raises CapacityError: too many commands wait for the engine; the event is not queued."""
+        return self._manager.send(c.Accept(**self._address(), event=event))
 
     async def next_chunk(self, outputs: Sequence[str] | None = None) -> Chunk:
         """The next block of the world. Concurrent calls are served one after the other.

@@ -6,6 +6,7 @@ server talks to sessions through these doors only: no routing, no lifecycle poli
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -122,7 +123,10 @@ class SessionDoor(Protocol):
     @property
     def view(self) -> SessionView: ...
 
-    async def accept_event(self, event: SessionEvent) -> EventAcceptance: ...
+    def post_event(self, event: SessionEvent) -> asyncio.Future[EventAcceptance]:
+        """Queued when this returns, ahead of whatever is asked next; the future gets the receipt, or the refusal."""
+        ...
+
     async def next_chunk(self, outputs: Sequence[str] | None = None) -> Chunk: ...
     async def reset(
         self,

@@ -11,6 +11,7 @@ import asyncio
 import base64
 import logging
 import secrets
+from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 from realtime_omni.errors import ArgumentError
@@ -21,7 +22,7 @@ from realtime_omni.server.outbox import Batch, ConnectionEnded, Sender
 from realtime_omni.server.sessions import WireSession
 from realtime_omni.server.transport import Transport, TransportLost
 from realtime_omni.session.journal import EventLog
-from realtime_omni.session.values import ControlInput, EventId
+from realtime_omni.session.values import ControlInput, EventAcceptance, EventId
 from realtime_omni.session.values import SessionEvent as Event
 from realtime_omni_protocols.world import Close, LocalError, Reply, WireCode, WireError, WireState
 from realtime_omni_protocols.world_messages import (
@@ -57,6 +58,10 @@ _log = logging.getLogger(__name__)
 
 _NOT_WHILE_PLAYING = (SessionEvent, SessionReset, SessionRewind, SessionRollback, SessionReplay)
 """What would change the world under a log that is being played."""
+_GO_ON = (SessionEvent, SessionNext, SessionAck)
+"""What need not wait for the receipts of the events before it: the engine takes them in order."""
+MAX_RECEIPTS = 16
+"""Events of one connection that the engine has not answered; past it the reader waits. Others need the engine's inbox, too."""
 
 
 class WorldConnection:
@@ -72,6 +77,7 @@ class WorldConnection:
         self.sender = Sender(transport, self.side, hub.metrics)
         self._driver = Driver(hub, self.side, self.sender, self.changed)
         self._driving: asyncio.Task[None] | None = None
+        self._receipts: set[asyncio.Future[EventAcceptance]] = set()
         self._given_up = False
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -167,29 +173,39 @@ class WorldConnection:
             self.changed.set()
 
     async def _reply(self, message: object) -> None:
+        self._count_error(message)
+        await self.sender.send_now(message)  # type: ignore[arg-type]
+
+    def _count_error(self, message: object) -> None:
         if isinstance(message, ErrorMessage):
             self._hub.metrics.count("errors_total", code=message.code.value)
-        await self.sender.send_now(message)  # type: ignore[arg-type]
 
     async def _execute(self, command: AnyClientMessage) -> None:
         """Run one command; what goes wrong with it is its own answer and harms nothing else."""
+        if len(self._receipts) >= MAX_RECEIPTS or not isinstance(command, _GO_ON):
+            await self._receipted()
         try:
             await self._dispatch(command)
         except (ConnectionEnded, TransportLost):
             raise
-        except WireError as error:
-            await self._refuse(command, error.code, error.message, error.path)
-        except LocalError as error:  # the session moved on while this command was under way
-            _log.warning("command came too late connection=%s detail=%s", self.id, error)
-            await self._refuse(command, WireCode.SESSION_STATE, "the session's state does not allow this now", None)
         except Exception as error:
-            fault = describe_error(error, connection=self.id, session=self.record.id if self.record else "-")
-            await self._refuse(command, fault.code, fault.message, fault.path)
+            await self._reply(self._refusal(command, error))
 
-    async def _refuse(self, command: AnyClientMessage, code: WireCode, message: str, path: str | None) -> None:
+    def _refusal(self, command: AnyClientMessage, error: Exception) -> ErrorMessage:
         if isinstance(command, SessionEvent):
             self._hub.metrics.count("events_total", status="refused")
-        await self._reply(self.side.refuse(command, code, message, path=path))
+        if isinstance(error, WireError):
+            return self.side.refuse(command, error.code, error.message, path=error.path)
+        if isinstance(error, LocalError):  # the session moved on while this command was under way
+            _log.warning("command came too late connection=%s detail=%s", self.id, error)
+            return self.side.refuse(command, WireCode.SESSION_STATE, "the session's state does not allow this now")
+        fault = describe_error(error, connection=self.id, session=self.record.id if self.record else "-")
+        return self.side.refuse(command, fault.code, fault.message, path=fault.path)
+
+    async def _receipted(self) -> None:
+        """Every event that was read is answered: a client's commands act, and are answered, in its order."""
+        if self._receipts:
+            await asyncio.wait(self._receipts)
 
     async def _dispatch(self, command: AnyClientMessage) -> None:
         if isinstance(command, SessionStart):
@@ -208,7 +224,7 @@ class WorldConnection:
             raise WireError(WireCode.SESSION_STATE, "a log is being played")
         match command:
             case SessionEvent():
-                await self._event(record, command)
+                self._event(record, command)
             case SessionReset():
                 await self._reset(record, command)
             case SessionFork():
@@ -240,10 +256,25 @@ class WorldConnection:
             case _:
                 assert_never(command)
 
-    async def _event(self, record: WireSession, command: SessionEvent) -> None:
+    def _event(self, record: WireSession, command: SessionEvent) -> None:
+        """Post it, ahead of the block that the client asks for next; the receipt follows when the engine has it."""
         controls = tuple(ControlInput(item.track, item.schema, item.data) for item in command.controls or ())
         event = Event(EventId(command.event_id), command.prompt, controls)
-        receipt = await record.door.accept_event(event)
+        answer = record.door.post_event(event)
+        self._receipts.add(answer)
+        answer.add_done_callback(partial(self._answered, record, command))
+
+    def _answered(self, record: WireSession, command: SessionEvent, answer: asyncio.Future[EventAcceptance]) -> None:
+        """Also when this connection is over: what the session accepted is told to whoever resumes it."""
+        self._receipts.discard(answer)
+        try:
+            self._receipt(record, command, answer.result())
+        except Exception as error:
+            refusal = self._refusal(command, error)
+            self._count_error(refusal)
+            self.sender.outbox.put(refusal)
+
+    def _receipt(self, record: WireSession, command: SessionEvent, receipt: EventAcceptance) -> None:
         status: AcceptStatus = receipt.status.value
         self._hub.metrics.count("events_total", status=status)
         if status != "discarded":  # what counts is whether the client could hear of it before
@@ -254,7 +285,7 @@ class WorldConnection:
                 status=status,
                 pending=receipt.pending_event_count,
                 prompt=receipt.understood_prompt,
-                re=command.id,
+                re=command.id if record.connection is self else None,
             )
         )
 

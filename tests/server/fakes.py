@@ -154,6 +154,7 @@ class FakeSession:
         self._callbacks: list[Callable[[Any], None]] = []
         self._detach_timer: asyncio.Task[None] | None = None
         self.aborted: asyncio.Event = asyncio.Event()
+        self.answer: asyncio.Task[EventAcceptance] | None = None
 
     @property
     def pending_event_count(self) -> int:
@@ -179,7 +180,24 @@ class FakeSession:
         if self.state in ("closing", "closed", "tombstone"):
             raise SessionGoneError("the session is gone")
 
-    async def accept_event(self, event: SessionEvent) -> EventAcceptance:
+    def post_event(self, event: SessionEvent) -> asyncio.Future[EventAcceptance]:
+        refused, receipt = None, None
+        try:
+            receipt = self._queue(event)
+        except OmniError as error:
+            refused = error
+
+        async def answer() -> EventAcceptance:
+            await _moments(self.manager.answer_takes)
+            if refused is not None:
+                raise refused
+            assert receipt is not None
+            return receipt
+
+        self.answer = asyncio.ensure_future(answer())
+        return self.answer
+
+    def _queue(self, event: SessionEvent) -> EventAcceptance:
         self._alive()
         if self.state == "failed":
             raise StateError("failed", code=ErrorCode.SESSION_FAILED)
@@ -199,9 +217,7 @@ class FakeSession:
             self.pending.append(event)
             self.highest = event.event_id
             self.seen[event.event_id] = event.fingerprint
-        answer = EventAcceptance(SessionId(self.id), event.event_id, status, len(self.pending), event.prompt)
-        await _moments(self.manager.answer_takes)
-        return answer
+        return EventAcceptance(SessionId(self.id), event.event_id, status, len(self.pending), event.prompt)
 
     async def next_chunk(self, outputs: Sequence[str] | None = None) -> Chunk:
         self._alive()
@@ -216,6 +232,8 @@ class FakeSession:
         self.manager.ticks_started += 1
         self.manager.tick_started.set()
         try:
+            if self.answer is not None:
+                await asyncio.wait([self.answer])  # answers come in order
             await self.manager.gate(self)
             self._alive()
             if self.manager.failures:
