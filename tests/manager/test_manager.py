@@ -17,6 +17,7 @@ from realtime_omni.errors import (
     CleanupError,
     ConfigError,
     EngineError,
+    EventConflictError,
     OmniError,
     SessionGoneError,
     StateError,
@@ -106,6 +107,20 @@ async def test_an_event_accepted_while_a_tick_runs_is_in_the_next_one() -> None:
         assert receipt.status == "accepted"
         assert chunk.metadata.applied_event_ids == ()
         assert (await session.next_chunk()).metadata.applied_event_ids == (0,)
+
+
+async def test_posted_events_are_answered_in_order_and_before_the_chunk_that_applies_them() -> None:
+    async with running() as manager:
+        session = await manager.create_session()
+        order: list[str] = []
+        posted = [session.post_event(event(0)), session.post_event(event(0, "green")), session.post_event(event(1))]
+        for number, answer in enumerate(posted):
+            answer.add_done_callback(lambda _, number=number: order.append(f"answer {number}"))
+        chunk = await session.next_chunk()
+        order.append("chunk")
+        assert order == ["answer 0", "answer 1", "answer 2", "chunk"]
+        assert chunk.metadata.applied_event_ids == (0, 1)
+        assert isinstance(posted[1].exception(), EventConflictError)
 
 
 async def test_abort_rolls_the_running_chunk_back_and_names_it() -> None:
