@@ -24,7 +24,7 @@ from starlette.types import Scope
 from realtime_omni.errors import OmniError
 from realtime_omni.media import FORMATS
 from realtime_omni.server.auth import AccessMiddleware
-from realtime_omni.server.backend import Backend
+from realtime_omni.server.backend import Backend, PolicyFacts
 from realtime_omni.server.clock import Clock
 from realtime_omni.server.codes import describe_error
 from realtime_omni.server.hub import WorldHub
@@ -193,7 +193,7 @@ def _model(manager: Backend) -> dict[str, object]:
         "height": model.height,
         "fps": manager.config.session.fps or model.fps,
         "frames_per_block": model.frames_per_block,
-        "formats": [name for name in FORMATS if _available(name, model)],
+        "formats": [name for name in FORMATS if model.policy is None and _available(name, model)],
         "default_prompt": model.default_prompt,
         "prompts": list(model.prompts),
         "starts": list(model.starts),
@@ -208,6 +208,19 @@ def _model(manager: Backend) -> dict[str, object]:
             for item in model.controls
         ],
         "max_sessions": manager.max_sessions,
+        "policy": None if model.policy is None else _policy(model.policy),
+    }
+
+
+def _policy(policy: PolicyFacts) -> dict[str, object]:
+    return {
+        "cameras": list(policy.cameras),
+        "image_size": policy.image_size,
+        "state_dim": policy.state_dim,
+        "action_horizon": policy.horizon,
+        "action_dim": policy.action_dim,
+        "relative": policy.relative,
+        "statistics": dict(policy.statistics),
     }
 
 

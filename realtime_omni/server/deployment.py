@@ -6,36 +6,14 @@ Owns the section's fields, and that they fit the policy. Must not know: connecti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from realtime_omni.errors import ConfigError
+from realtime_omni.server.backend import PolicyFacts
 from realtime_omni_protocols.openpi import ActionContract, ActionField, Camera, PolicyContract, StateField
-
-
-class PolicyFacts(Protocol):
-    """What a policy declares; ``models.policy.PolicySpec`` is one."""
-
-    @property
-    def cameras(self) -> tuple[str, ...]: ...
-    @property
-    def image_size(self) -> int: ...
-    @property
-    def state_dim(self) -> int: ...
-    @property
-    def horizon(self) -> int: ...
-    @property
-    def action_dim(self) -> int: ...
-    @property
-    def max_steps(self) -> int: ...
-    @property
-    def relative(self) -> bool: ...
-    @property
-    def joins(self) -> bool: ...
-    @property
-    def statistics(self) -> Mapping[str, str]: ...
 
 
 class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 from realtime_omni.errors import SessionGoneError, StateError
 from realtime_omni.rtc.delay import DelayEstimate
-from realtime_omni.server.backend import HealthReport
-from realtime_omni.server.deployment import PolicyFacts
+from realtime_omni.server.backend import HealthReport, PolicyFacts
 from realtime_omni.server.policy import PolicyAnswer, PolicyRequest
 from realtime_omni.session.observation import Join, Observation
 from realtime_omni.session.values import Chunk

@@ -116,6 +116,8 @@ class WorldHub:
         model = self.manager.describe()
         if command.model not in (None, model.name):
             raise WireError(WireCode.MODEL_UNKNOWN, f"this server runs {model.name}", path="$.model")
+        if model.policy is not None:
+            raise WireError(WireCode.UNSUPPORTED, f"{model.name} is a policy, no world; robots have their own endpoint")
         lead = model.frames_per_block if command.lead_frames is None else command.lead_frames
         if lead > MAX_LEAD_BLOCKS * model.frames_per_block:
             raise WireError(WireCode.INVALID_ARGUMENT, f"at most {MAX_LEAD_BLOCKS} blocks", path="$.lead_frames")

@@ -69,6 +69,7 @@ class FakeModelInfo:
         ArtifactSpec("latents", Modality.VIDEO, Representation.LATENT, "TCHW"),
     )
     horizon_frames: int | None = None
+    policy: None = None
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,14 @@ def test_a_policy_is_served_on_both_ports_and_ends_cleanly() -> None:
                     assert answer.status == 200
             with urllib.request.urlopen(main + "/metrics", timeout=10) as answer:
                 assert b"realtime_omni_engine_ticks_total 2.0" in answer.read()
+            with urllib.request.urlopen(main + "/v1/models", timeout=10) as answer:
+                (model,) = json.load(answer)["models"]
+                assert model["formats"] == []
+                assert model["policy"]["action_horizon"] == 50
+            with connect(main.replace("http", "ws") + PATH, subprotocols=[PROTOCOL]) as world:  # type: ignore[list-item]
+                world.recv(timeout=10)
+                world.send(json.dumps({"type": "session.start", "format": "rgb24"}))
+                assert json.loads(world.recv(timeout=10))["code"] == "unsupported"
             process.send_signal(signal.SIGTERM)
             _, errors = process.communicate(timeout=20)
             assert process.returncode == 0
