@@ -66,9 +66,6 @@ def take_apart(
 def check_parts(record: WorkerRecord, tensors: Mapping[str, Tensor], model: WorldModel, storage: KVStorage) -> Parts:
     """What :func:`put_together` needs; allocates nothing beside the model's states. Raises ArgumentError."""
     records = (*record.past, record.present)
-    frames = [r.frames for r in records]
-    if any(b < a for a, b in pairwise(frames)):
-        raise ArgumentError("the frames of the past do not rise", path="past")
     kv = _check_kv(record, tensors, storage)
     states: dict[str, dict[str, Tensor]] = {state_prefix(age): {} for age in range(len(records))}
     for name in tensors.keys() - kv.keys():
@@ -81,7 +78,16 @@ def check_parts(record: WorkerRecord, tensors: Mapping[str, Tensor], model: Worl
         packed = PackedState(states[state_prefix(age)], freeze_json(saved.values, "state"))
         state = model.unpack(packed)
         moments.append(Moment(state, saved.frames, storages(state)))
+    _check_frames(moments, model, storage.spec.frames_per_block)
     return Parts(tuple(moments), record.retained, kv)
+
+
+def _check_frames(moments: Sequence[Moment], model: WorldModel, block: int) -> None:
+    """Every chunk committed one block; only that of the present state may not be written yet. Raises ArgumentError."""
+    owing = [model.needs_prefill(moment.state) for moment in moments]
+    grown = [b.frames - a.frames + block * owes for (a, b), owes in zip(pairwise(moments), owing[1:], strict=True)]
+    if any(owing[:-1]) or any(frames != block for frames in grown):
+        raise ArgumentError("the frames of the past do not rise by a block", path="past")
 
 
 def _check_kv(record: WorkerRecord, tensors: Mapping[str, Tensor], storage: KVStorage) -> dict[str, Tensor]:

@@ -194,22 +194,26 @@ class ModelRunner:
         return take_apart(session_id, (*resident.moments.values(), present), self.model, self.book, self.storage)
 
     def check_saved(self, record: WorkerRecord, tensors: Mapping[str, Tensor]) -> None:
-        present = check_parts(record, tensors, self.model, self.storage).moments[-1]
-        self.model.close(present.state)
-        self._checked(present.storages)
+        moments = check_parts(record, tensors, self.model, self.storage).moments
+        self.model.close(moments[-1].state)
+        for moment in moments:
+            self._checked(moment.storages)
 
     def adopt(self, setup: SessionSetup, record: WorkerRecord, tensors: Mapping[str, Tensor], chunk_index: int) -> None:
         parts = check_parts(record, tensors, self.model, self.storage)
         *past, present = parts.moments
         try:
-            self._checked(present.storages)
+            for moment in parts.moments:
+                self._checked(moment.storages)
             put_together(setup.session_id, parts, self.book, self.storage)
         except BaseException:
             self.model.close(present.state)
             raise
         resident = _Resident(present.state, setup.seed, self.model.needs_prefill(present.state), present.storages)
+        completed = self.book.completed_frames(setup.session_id)
         for index, moment in enumerate(past, chunk_index - len(past)):
-            resident.remember(index, moment, self.rewind_blocks)
+            if self.book.can_rewind(setup.session_id, completed - moment.frames):
+                resident.remember(index, moment, self.rewind_blocks)
         self._settle_in(setup.session_id, resident)
 
     def release(self, session_id: SessionId) -> Release:

@@ -267,7 +267,8 @@ class WindowTable:
             raise ValueError(f"{self.name}: only a new table can be restored")
         size = self.geometry
         kept = size.restored(completed, indices)
-        if not kept:
+        if not kept:  # also right behind a boundary, where the window was emptied
+            self._completed = completed
             return ()
         each = size.pages_per_frame
         reservation = self._pool.reserve(len(kept) * each)

@@ -109,6 +109,13 @@ class Journal:
             self.first_chunk, self._first_lineage = chunk_index, lineage
         self.lineage = lineage
 
+    def lineage_at(self, chunk_index: int) -> str | None:
+        """The lineage before chunk ``chunk_index``; None when what led to it has fallen off."""
+        if chunk_index < self.first_chunk:
+            return None
+        before = (lineage for applied, lineage in reversed(self._entries) if applied.chunk_index < chunk_index)
+        return next(before, self._first_lineage)
+
     def copy(self) -> Journal:
         """For a fork."""
         twin = Journal(self.origin)

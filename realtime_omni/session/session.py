@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from realtime_omni.errors import ArgumentError, ChunkMetadataError, ErrorCode, StateError
@@ -305,8 +306,10 @@ class Session:
         journal = Journal.of(log)
         moments = [_memento(r) for r in (*record.past, record.present)]
         present = moments[-1]
-        if [m.chunk_index for m in moments] != list(range(moments[0].chunk_index, present.chunk_index + 1)):
+        if any(b.chunk_index != a.chunk_index + 1 for a, b in pairwise(moments)):
             raise ArgumentError("the past is not the chunks before the next one", path="past")
+        if any(journal.lineage_at(m.chunk_index) not in (m.lineage, None) for m in moments):
+            raise ArgumentError("the past is not the journal's", path="past")
         told = (log.model, log.origin, log.next_chunk, journal.lineage)
         if told != (model, self.journal.origin, present.chunk_index, present.lineage):
             raise ArgumentError("the journal is another session's", path="journal")

@@ -78,13 +78,13 @@ def write(path: Path, header: str, tensors: Mapping[str, Tensor]) -> None:
 
     Raises SnapshotError (``snapshot_write_failed``).
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}"
     try:
         safetensors.torch.save_file(dict(tensors), temporary, _metadata(header, tensors))
         _sync(temporary)
         temporary.replace(path)
         _sync(path.parent)
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:  # ValueError: no path can be that, say one with a NUL in it
         raise SnapshotError(
             f"the snapshot could not be written: {_why(error)}", code=ErrorCode.SNAPSHOT_WRITE_FAILED
         ) from error
@@ -99,7 +99,7 @@ def read(path: Path, *, max_bytes: int = MAX_BYTES) -> tuple[str, dict[str, Tens
             size = os.fstat(file.fileno()).st_size
             _require_size(size, max_bytes)
             data = file.read(size)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise SnapshotError(
             f"the snapshot could not be read: {_why(error)}", code=ErrorCode.SNAPSHOT_READ_FAILED
         ) from error
@@ -126,7 +126,7 @@ def _sync(path: Path) -> None:
 def _remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
-    except OSError:  # the folder itself is gone or not ours; the first error says why
+    except (OSError, ValueError):  # the folder itself is gone or not ours; the first error says why
         return
 
 

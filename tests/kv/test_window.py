@@ -295,6 +295,17 @@ def test_with_r_blocks_of_rewind_a_full_window_goes_back_r_blocks_one_by_one_or_
     assert pool.free_pages == (size.retained_frames + 2) * size.pages_per_frame
 
 
+@pytest.mark.parametrize("blocks", range(7))
+def test_a_restored_window_goes_on_at_the_same_frame_also_where_the_boundary_has_emptied_it(blocks):
+    size = geometry(sink=0, window=4, block=2, reset=True)
+    saved, restored = table(size), table(size)
+    run_blocks(saved, blocks)
+    restored.restore(saved.completed, indices(saved.retained()))
+    restored.check()
+    assert restored.completed == saved.completed == 2 * blocks
+    assert indices(restored.reserve(2)) == indices(saved.reserve(2))
+
+
 @pytest.mark.parametrize("verb", ["commit", "rollback"])
 def test_there_is_nothing_to_settle_between_blocks(verb):
     with pytest.raises(ValueError, match="without a block"):

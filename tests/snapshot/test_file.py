@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realtime_omni.errors import ErrorCode, SnapshotError
+from realtime_omni.errors import ArgumentError, ErrorCode, SnapshotError
 from realtime_omni.snapshot import file
 from realtime_omni.snapshot.header import decode_header
 from realtime_omni.snapshot.snapshot import Snapshot
@@ -25,8 +25,8 @@ from realtime_omni.testing.inline import InlineEngine
 from realtime_omni.testing.models import TinyKVWorld, move
 
 
-def made() -> Snapshot:
-    engine = InlineEngine(TinyKVWorld())
+def made(**how: int) -> Snapshot:
+    engine = InlineEngine(TinyKVWorld(**how))  # type: ignore[arg-type]
     engine.create("walk-1", seed=7)
     for number in range(3):
         engine.accept("walk-1", number, prompt="blue", controls=[move(number)])
@@ -36,6 +36,7 @@ def made() -> Snapshot:
 
 
 SNAPSHOT = made()
+NO_SINK = made(sink_frames=0)
 DATA = SNAPSHOT.to_bytes()
 HEADER_BYTES = 8 + int.from_bytes(DATA[:8], "little")
 
@@ -179,7 +180,9 @@ def test_a_header_that_is_out_of_bounds_is_refused(change: Callable[[dict[str, o
         lambda h: h["session"]["present"].update(prompt=" "),
         lambda h: h["setup"].update(outputs=["no such output"]),
         lambda h: h["session"]["present"].update(chunk_index=7),
+        lambda h: h["session"]["present"].update(chunk_index=1 << 52),
         lambda h: h["session"]["past"][0].update(memory=[]),
+        lambda h: h["session"]["past"][0].update(lineage="0" * 64),
         lambda h: h["session"].update(past=[]),
         lambda h: h["session"].update(journal="{}"),
         lambda h: h["session"].update(journal=h["session"]["journal"].replace("tiny-kv", "tiny-xx")),
@@ -188,6 +191,7 @@ def test_a_header_that_is_out_of_bounds_is_refused(change: Callable[[dict[str, o
         lambda h: h["session"]["present"].update(lineage="0" * 64),
         lambda h: h["worker"].update(past=[]),
         lambda h: h["worker"]["past"][0].update(frames=7),
+        lambda h: h["worker"]["past"][0].update(frames=0),
         lambda h: h["worker"]["past"][0]["values"].update(drift=99),
         lambda h: h["worker"]["present"].update(frames=7),
         lambda h: h["worker"]["present"].update(frames=1 << 50),
@@ -215,6 +219,17 @@ def test_a_valid_file_with_impossible_values_is_refused_and_nothing_changes(
     assert engine.free_pages == free
     engine.cycle()
     engine.restore(SNAPSHOT)
+
+
+def test_a_moment_whose_frames_were_not_saved_is_none_that_a_session_can_go_back_to() -> None:
+    kept = {name: tensor[1:] if name.startswith("kv.") else tensor for name, tensor in NO_SINK.tensors.items()}
+    worker = msgspec.structs.replace(NO_SINK.header.worker, retained=(NO_SINK.header.worker.retained[0][1:],))
+    engine = InlineEngine(TinyKVWorld(sink_frames=0))
+    view = engine.restore(Snapshot(msgspec.structs.replace(NO_SINK.header, worker=worker), kept))
+    assert view.oldest_rewind == view.chunk_index
+    with pytest.raises(ArgumentError) as error:
+        engine.rewind("walk-1", view.chunk_index - 1)
+    assert error.value.code == ErrorCode.NOT_RETAINED
 
 
 @pytest.mark.parametrize("change", ["missing", "extra", "shape", "dtype", "image"])
@@ -257,6 +272,12 @@ def test_a_folder_that_is_not_there_or_not_a_folder_cannot_be_written(tmp_path: 
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "none" / "a", tmp_path / "file" / "a"):
         assert refused(lambda p=path: SNAPSHOT.save(p)) == ErrorCode.SNAPSHOT_WRITE_FAILED  # type: ignore[misc]
+
+
+def test_what_cannot_be_a_file_name_is_refused() -> None:
+    for path in ("", "a\0b"):
+        assert refused(lambda p=path: SNAPSHOT.save(p)) == ErrorCode.SNAPSHOT_WRITE_FAILED  # type: ignore[misc]
+        assert refused(lambda p=path: Snapshot.load(p)) == ErrorCode.SNAPSHOT_READ_FAILED  # type: ignore[misc]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
