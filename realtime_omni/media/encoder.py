@@ -34,8 +34,8 @@ class Encoder(Protocol):
         ...
 
     @property
-    def holds_interpreter(self) -> bool:
-        """Whether no other Python thread runs while this encodes."""
+    def is_quick(self) -> bool:
+        """Whether a small block takes less time than the way to a thread and back."""
         ...
 
     def encode(self, frame: npt.NDArray[np.generic]) -> tuple[bytes, bool]:
@@ -65,7 +65,7 @@ def open_encoder(format_name: str, width: int, height: int, fps: float) -> Encod
         try:
             from realtime_omni.media.jpeg import JpegEncoder
         except ModuleNotFoundError:
-            raise _missing("jpeg", "pillow") from None
+            raise _missing("jpeg", "simplejpeg") from None
         return JpegEncoder()
     if format_name == "h264":
         try:

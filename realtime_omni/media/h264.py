@@ -40,7 +40,7 @@ _TRANSFER_SRGB = 13
 class H264Encoder:
     """One H.264 stream."""
 
-    holds_interpreter = False
+    is_quick = False
 
     def __init__(self, width: int, height: int, fps: float) -> None:
         if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE):

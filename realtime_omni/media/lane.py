@@ -22,8 +22,7 @@ from realtime_omni.media.encoder import EncodedFrame, Encoder, open_encoder
 _T = TypeVar("_T")
 
 QUICK_SAMPLES = 3 * 3 * 128 * 128
-"""A block of three frames of 128 x 128: 0.7 ms of JPEG. An encoder that holds the interpreter all the while gains nothing by
-a thread, and the way there and back costs as much as that."""
+"""A block of three frames of 128 x 128: 0.3 ms of JPEG, and the way to a thread and back costs as much."""
 
 
 class EncodePool:
@@ -78,7 +77,7 @@ class EncodeLane:
         if self._running is not None and not self._running.done():
             await asyncio.wait([self._running])
         assert not self._closed
-        if self._encoder.holds_interpreter and sum(frame.size for frame in frames) <= QUICK_SAMPLES:
+        if self._encoder.is_quick and sum(frame.size for frame in frames) <= QUICK_SAMPLES:
             return self._work(tuple(frames), key)
         loop = asyncio.get_running_loop()
         self._running = loop.run_in_executor(self._pool._executor, self._work, tuple(frames), key)

@@ -12,7 +12,7 @@ class Rgb24Encoder:
     """``height * width * 3`` bytes, row by row."""
 
     codec: str | None = None
-    holds_interpreter = True
+    is_quick = True
 
     def encode(self, frame: npt.NDArray[np.generic]) -> tuple[bytes, bool]:
         return packed(frame).tobytes(), True
@@ -28,7 +28,7 @@ class LatentEncoder:
     """Little-endian float16, C order; the shape travels beside it. Values beyond float16's range become infinite."""
 
     codec: str | None = None
-    holds_interpreter = True
+    is_quick = True
 
     def encode(self, frame: npt.NDArray[np.generic]) -> tuple[bytes, bool]:
         with np.errstate(over="ignore"):

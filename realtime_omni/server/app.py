@@ -57,7 +57,7 @@ _STATUS = {
     WireCode.SHUTDOWN: 503,
     WireCode.INTERNAL: 500,
 }
-_FORMAT_NEEDS = {"h264": "av", "jpeg": "PIL"}
+_FORMAT_NEEDS = {"h264": "av", "jpeg": "simplejpeg"}
 
 
 def create_app(

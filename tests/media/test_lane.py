@@ -16,7 +16,7 @@ class GatedEncoder:
     """Waits in its thread until a test lets it go; writes down the order of calls."""
 
     codec = None
-    holds_interpreter = False
+    is_quick = False
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -84,8 +84,8 @@ class WhereEncoder:
 
     codec = None
 
-    def __init__(self, holds_interpreter: bool) -> None:
-        self.holds_interpreter = holds_interpreter
+    def __init__(self, is_quick: bool) -> None:
+        self.is_quick = is_quick
 
     def encode(self, frame: np.ndarray) -> tuple[bytes, bool]:
         return threading.current_thread().name.encode(), True
@@ -95,16 +95,16 @@ class WhereEncoder:
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize("holds_interpreter", [True, False])
+@pytest.mark.parametrize("is_quick", [True, False])
 @pytest.mark.parametrize(("side", "quick"), [(128, True), (129, False)])
-async def test_a_small_block_needs_no_thread_if_the_encoder_holds_the_interpreter(
-    pool: EncodePool, holds_interpreter: bool, side: int, quick: bool
+async def test_a_small_block_needs_no_thread_if_the_encoder_is_quick(
+    pool: EncodePool, is_quick: bool, side: int, quick: bool
 ) -> None:
     lane = await pool.lane("rgb24", 1, 1, 1.0)
-    lane._encoder = WhereEncoder(holds_interpreter)
+    lane._encoder = WhereEncoder(is_quick)
     encoded = await lane.encode([np.zeros((side, side, 3), np.uint8)] * 3)
     here = threading.current_thread().name.encode()
-    assert {frame.payload == here for frame in encoded} == {quick and holds_interpreter}
+    assert {frame.payload == here for frame in encoded} == {quick and is_quick}
     assert lane.worked_s > 0
     lane.close()
 

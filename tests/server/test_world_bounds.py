@@ -159,7 +159,7 @@ async def test_encoding_does_not_block_the_control_plane(manager: FakeManager, h
         return encode(frame)
 
     lane._encoder.encode = slow  # type: ignore[method-assign]
-    lane._encoder.holds_interpreter = False  # type: ignore[misc]  # as of H.264, and of any encoder with large frames
+    lane._encoder.is_quick = False  # type: ignore[misc]  # as of H.264, and of any encoder with large frames
     client.ack()
     manager.clock.advance(1)
     await asyncio.to_thread(busy.wait, 10)
