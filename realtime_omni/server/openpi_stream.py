@@ -129,6 +129,7 @@ class StreamConnection:
         self._session: StreamSession | None = None
         self._group: asyncio.TaskGroup | None = None
         self._computing: asyncio.Task[None] | None = None
+        self._work: Observe | None = None
         self._taken_over = asyncio.Event()
         self._over = asyncio.Event()
         self._started = asyncio.Event()
@@ -279,11 +280,16 @@ class StreamConnection:
         if work is not None:
             assert self._group is not None
             self._computing = self._group.create_task(self._compute(work, time.perf_counter()))
+            self._work = work
 
     async def _cancel_work(self) -> None:
         if self._computing is not None and not self._computing.done():
             self._computing.cancel()
             await asyncio.wait([self._computing])
+            if (
+                self._work is not None
+            ):  # a task that is cancelled before its first step never runs, not even its handlers
+                self.side.drop(self._work)
 
     async def _compute(self, work: Observe, begun_s: float) -> None:
         assert self._session is not None

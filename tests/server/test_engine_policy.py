@@ -338,3 +338,42 @@ async def test_pings_and_handshakes_are_answered_while_another_robots_policy_com
                     await other.recv()
             assert not waiting.done()
             assert isinstance(unpack(await waiting), np.ndarray)  # type: ignore[arg-type]
+
+
+async def test_streaming_robots_that_come_go_and_reset_at_random_leave_nothing() -> None:
+    """Observations are pushed without waiting; whatever arrives answers its own observation, of the present epoch."""
+    draw = random.Random(8)
+    async with serving("session.max_sessions=3", "kv.requested_sessions=3", "options.steps=3") as (manager, hub):
+        robots: list[StreamRobot] = []
+        chunks = resets = 0
+        for tick in range(400):
+            if len(robots) < 3 and (not robots or draw.random() < 0.3):
+                robots.append(StreamRobot(hub))
+                await robots[-1].start()
+            robot = draw.choice(robots)
+            what = draw.random()
+            if what < 0.6:
+                robot.observe(tick)
+            elif what < 0.75:
+                robot.observe(tick)
+                chunk = await newest(robot, tick)
+                assert chunk.actions[0, 0] == tick
+                chunks += 1
+            elif what < 0.85:
+                robot.say(robot.side.reset())
+                await robot.until(ResetDone)
+                resets += 1
+            else:
+                robots.remove(robot)
+                await robot.close()
+        for robot in robots:
+            await robot.close()
+        assert min(chunks, resets) > 20
+        assert manager.statistics().chunks_failed == 0
+
+
+async def newest(robot: StreamRobot, tick: int) -> ActionChunk:
+    while True:
+        chunk = await robot.until(ActionChunk)
+        if chunk.start_tick == tick:
+            return chunk

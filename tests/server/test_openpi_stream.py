@@ -16,6 +16,7 @@ from realtime_omni_protocols.openpi.stream_messages import (
     Closed,
     ErrorMessage,
     Hello,
+    ResetDone,
     Resume,
     Resumed,
     Started,
@@ -332,3 +333,16 @@ async def step(robot: StreamRobot, rng: random.Random) -> None:
             robot.observe(rng.randrange(100))
         case _:
             pass
+
+
+async def test_a_reset_that_comes_right_behind_an_observation_leaves_the_session_usable() -> None:
+    """The observation's task is cancelled before it has run at all."""
+    async with hub_over(NullPolicy()) as hub:
+        robot = StreamRobot(hub)
+        await robot.start()
+        robot.observe(1)
+        robot.say(robot.side.reset())
+        await robot.until(ResetDone)
+        robot.observe(2)
+        assert (await robot.until(ActionChunk)).start_tick == 2
+        await robot.close()
