@@ -109,11 +109,14 @@ class Driver:
         sending, since_s = False, self._since_s
         try:
             async with record.block:
-                replay = record.replay
-                chunk = await (record.door.next_chunk(record.outputs) if replay is None else anext(replay.chunks))
-                sending = record.emit_chunk(chunk, started_s, self._clock.now_s, since_s)
-                if replay is not None and chunk.chunk_index == replay.last_chunk:
-                    record.end_replay(complete=True)
+                try:
+                    replay = record.replay
+                    chunk = await (record.door.next_chunk(record.outputs) if replay is None else anext(replay.chunks))
+                    sending = record.emit_chunk(chunk, started_s, self._clock.now_s, since_s)
+                    if replay is not None and chunk.chunk_index == replay.last_chunk:
+                        record.end_replay(complete=True)
+                finally:
+                    record.tell_failure()
         except AbortedError:
             record.end_replay(complete=False)
             return  # the abort's own answer says so; the block is asked for again

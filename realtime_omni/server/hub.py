@@ -25,6 +25,7 @@ from realtime_omni.server.transport import Transport
 from realtime_omni.server.world import WorldConnection
 from realtime_omni.session.values import Representation
 from realtime_omni_protocols.world import (
+    LocalError,
     ServerLimits,
     StreamLimits,
     WireCode,
@@ -227,6 +228,20 @@ class WorldHub:
             next_event_id=max(record.stream.next_event_id, door.view.event_floor + 1),
             now=self.clock.now_s(),
         )
+        grace_s = max(self.settings.grace_s, self.settings.handshake_timeout_s)  # a client needs a moment to open it
+        try:
+            forked = record.stream.forked(
+                stream,
+                resume_token=_new_token(),
+                prompt=door.prompt,
+                seed=door.seed,
+                oldest_rewind=door.view.oldest_rewind,
+                grace_s=grace_s,
+                re=command.id,
+            )
+        except LocalError:  # the parent has ended meanwhile: nobody would ever hear of the branch
+            await asyncio.shield(door.close("client"))
+            raise
         branch = WireSession(
             door,
             stream,
@@ -238,18 +253,7 @@ class WorldHub:
             last_input_s=self.clock.now_s(),
         )
         self.sessions.add(branch)
-        grace_s = max(self.settings.grace_s, self.settings.handshake_timeout_s)  # a client needs a moment to open it
-        record.emit(
-            record.stream.forked(
-                stream,
-                resume_token=_new_token(),
-                prompt=door.prompt,
-                seed=door.seed,
-                oldest_rewind=door.view.oldest_rewind,
-                grace_s=grace_s,
-                re=command.id,
-            )
-        )
+        record.emit(forked)
         _log.info("session forked session=%s branch=%s", record.id, branch.id)
         await asyncio.shield(self._let_go(branch, grace_s))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, get_args
 
 from realtime_omni.server.backend import ModelDescription, Notice, SessionDoor
-from realtime_omni.server.codes import failure, wire_code
+from realtime_omni.server.codes import WireFault, failure, wire_code
 from realtime_omni.server.metrics import Metrics
 from realtime_omni.server.outbox import Batch
 from realtime_omni.server.pacing import Pacer
@@ -77,6 +77,8 @@ class WireSession:
     connection: Attached | None = None
     last_input_s: float = 0.0
     """When the client last said anything but ``ping`` (on the server's clock)."""
+    failure: WireFault | None = None
+    """What the engine said of the session while a block was asked for: told behind that block, which may be committed."""
     rollback_offered: bool = False
     """The failure that the stream tells of can be rolled back."""
     resetting: bool = False
@@ -219,6 +221,19 @@ class WireSession:
             self.ensure_accepted(event_ids)
             self.emit(self.stream.event_discarded(event_ids, reason=reason))
 
+    def fail(self, fault: WireFault) -> None:
+        """The engine says that the session failed. A chunk whose clean pass failed was committed, and goes before."""
+        if self.block.locked():
+            self.failure = fault
+        else:
+            self.emit_failed(fault.code, fault.message)
+
+    def tell_failure(self) -> None:
+        """The block is over. What was reset or rewound meanwhile has not failed any more."""
+        fault, self.failure = self.failure, None
+        if fault is not None and self.door.state == "failed":
+            self.emit_failed(fault.code, fault.message)
+
     def emit_failed(self, code: WireCode, message: str) -> None:
         """The session cannot go on by itself. Said once."""
         if self.stream.state not in (WireState.PLAYING, WireState.PAUSED):
@@ -278,8 +293,7 @@ class WireSessions:
             case "events_discarded":
                 record.discard(tuple(notice.event_ids), "rewind" if notice.reason == "rewind" else "reset")
             case "failed":
-                fault = failure(notice.code, notice.message)
-                record.emit_failed(fault.code, fault.message)
+                record.fail(failure(notice.code, notice.message))
             case "evicted":
                 code = wire_code(notice.code) if notice.code else WireCode.CAPACITY
                 self.finish(record, "evicted", code, notice.message)

@@ -232,7 +232,8 @@ class WorldConnection:
             case SessionRewind():
                 await self._rewind(record, command)
             case SessionLog():
-                await self._reply(SessionLogged(log=_written(await record.door.log()), re=command.id))
+                log = await record.door.log()  # a long one takes longer to write than a block may wait
+                await self._reply(SessionLogged(log=await self._hub.pool.run(lambda: _written(log)), re=command.id))
             case SessionReplay():
                 await self._replay(record, command)
             case SessionPause():

@@ -196,3 +196,23 @@ async def test_an_encoder_that_breaks_ends_the_connection_with_an_id_and_the_ses
     again = Client(hub)
     await again.resume("s", client.token, client.last_seq)
     await again.block()
+
+
+async def test_a_long_log_is_written_beside_the_event_loop(manager: FakeManager, hub: WorldHub) -> None:
+    client = Client(hub)
+    await client.start(session_id="s")
+    threads = []
+
+    class Log:
+        def to_json(self) -> str:
+            threads.append(threading.current_thread())
+            return "{}"
+
+    async def log() -> Log:
+        return Log()
+
+    manager.live["s"].log = log  # type: ignore[attr-defined]
+    client.send("session.log", id="l")
+    assert (await client.until("session.logged", re="l")).log == "e30="
+    assert threads
+    assert threads != [threading.main_thread()]

@@ -126,6 +126,21 @@ async def test_a_client_that_lost_its_connection_learns_of_its_branch(
         await open_branch(hub, forks[0])
 
 
+async def test_a_branch_whose_parent_ends_before_it_could_tell_of_it_ends_too(
+    hub: WorldHub, manager: FakeManager, player: Client
+) -> None:
+    manager.answer_takes = 30
+    player.transport.flowing.clear()  # a slow reader: the connection does not end with its session
+    player.send("session.fork", id="f")
+    await eventually(lambda: len(manager.live) == 2)
+    await manager.live["s"].evict()
+    await eventually(lambda: not manager.live)
+    assert not len(hub.sessions)
+    player.transport.flowing.set()
+    await player.end()
+    assert not player.of("session.forked")
+
+
 @pytest.mark.parametrize(
     ("what", "code"),
     [("taken", "session_exists"), ("full", "capacity"), ("cannot", "unsupported"), ("odd", "bad_message")],

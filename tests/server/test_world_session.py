@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 
 import pytest
 from PIL import Image
 
 from realtime_omni.errors import ErrorCode, TickError
 from realtime_omni.server.hub import WorldHub
-from server.fakes import FakeManager
+from realtime_omni.session.values import Chunk
+from server.fakes import FakeManager, FakeNotice
 from server.wire import Client, eventually, make_hub
 
 
@@ -241,6 +243,35 @@ async def test_a_failed_tick_offers_remedies_and_rollback_runs_the_chunk_again(
     assert (recovered.chunk_index, recovered.re) == (0, "b")
     chunk, _ = await client.block()
     assert chunk.chunk_index == 0
+
+
+async def test_a_chunk_whose_history_could_not_be_written_comes_before_the_failure(
+    manager: FakeManager, hub: WorldHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's answer and the notice of a failed clean pass may reach the event loop together."""
+    client = Client(hub)
+    await client.start(session_id="s")
+    await client.block()
+    session = manager.live["s"]
+    plain = session.next_chunk
+
+    async def next_chunk(outputs: Sequence[str] | None = None) -> Chunk:
+        chunk = await plain(outputs)
+        monkeypatch.undo()
+        session.state = "failed"
+        session.notify(FakeNotice("failed", code="tick_failed"))
+        return chunk
+
+    monkeypatch.setattr(session, "next_chunk", next_chunk)
+    client.ack()
+    manager.clock.advance(1)
+    assert (await client.block())[0].chunk_index == 1
+    assert (await client.until("session.failed")).chunk_index == 2
+    client.send("session.rollback")
+    await client.until("session.recovered")
+    client.ack()
+    assert (await client.block())[0].chunk_index == 2
+    assert len(client.of("session.failed")) == 1
 
 
 async def test_a_rollback_whose_answer_was_lost_can_be_repeated(manager: FakeManager, hub: WorldHub) -> None:
