@@ -134,9 +134,8 @@ class Session:
         TickError (nothing was committed; see ``rollback``), AbortedError, CapacityError.
         """
         command = c.Next(**self._address(), asked_at_s=self._manager.now_s(), observation=observation)
-        future = self._manager.send(command)
         try:
-            chunk = await asyncio.shield(future)
+            chunk = await self._manager.send(command)
         except asyncio.CancelledError:
             self._withdraw(command.ticket)
             raise

@@ -80,6 +80,8 @@ def build(config: Config) -> WorldModel:
     except Exception as error:
         raise ConfigError(f"model {config.model!r} could not be loaded: {error}", path="model") from error
     missing = [n for n in ("spec", "open", "understand", "new_reducer", "step") if not hasattr(model, n)]
+    if not missing and model.spec.policy is not None and not hasattr(model, "check_observation"):
+        missing = ["check_observation"]
     if missing:
         raise ConfigError(f"model {config.model!r} lacks {', '.join(missing)}", path="model")
     return model  # type: ignore[no-any-return]

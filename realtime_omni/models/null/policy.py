@@ -116,10 +116,11 @@ class NullPolicy:
         raise NotImplementedError("a policy has no history")
 
     def step(self, batch: StepBatch) -> Step:
-        for _ in range(self.options.steps):
+        began_s, step_s = time.perf_counter(), self.options.policy_ms / self.options.steps / 1000
+        for number in range(1, self.options.steps + 1):
             yield Checkpoint("forward", "denoise")
-            if self.options.policy_ms:
-                time.sleep(self.options.policy_ms / self.options.steps / 1000)
+            if step_s:  # by the clock, so that sleeping too long once does not add up
+                time.sleep(max(0.0, began_s + number * step_s - time.perf_counter()))
         return {number: self._output(batch.rows[number]) for number in batch.active}
 
     def pack(self, state: NullPolicyState) -> PackedState:
