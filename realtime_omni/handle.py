@@ -95,7 +95,7 @@ class Session:
 
         Answers come in order: a chunk that applied the event is not handed out before its receipt.
         Raises CapacityError: too many commands wait for the engine; the event is not queued."""
-        return self._manager.send(c.Accept(**self._address(), event=event))
+        return self._manager.send(c.Accept(**self._address(), event=event), quiet=True)
 
     async def next_chunk(self, outputs: Sequence[str] | None = None) -> Chunk:
         """The next block of the world. Concurrent calls are served one after the other.

@@ -288,11 +288,15 @@ class SessionManager:
         self._tickets += 1
         return self._tickets
 
-    def send(self, command: c.Command) -> asyncio.Future[Any]:
-        """Post a command; the future gets its answer."""
+    def send(self, command: c.Command, *, quiet: bool = False) -> asyncio.Future[Any]:
+        """Post a command; the future gets its answer.
+
+        ``quiet``: the engine is woken in the loop's next round, once for this and for what is sent until then."""
         if self._loop is None:
             raise EngineError("the session manager is not started")
-        self._inbox.put(command)
+        self._inbox.put(command, quiet=quiet)
+        if quiet:
+            self._loop.call_soon(self._inbox.nudge)
         future: asyncio.Future[Any] = self._loop.create_future()
         self._futures[command.ticket] = future
         return future

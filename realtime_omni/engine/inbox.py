@@ -39,8 +39,10 @@ class Inbox:
         self._closed = self._woken = False
         self._accepted = self._refused = self._high_water = 0
 
-    def put(self, command: Command) -> None:
-        """Raises CapacityError: the lane is full, or (code ``shutdown``) the engine has stopped."""
+    def put(self, command: Command, *, quiet: bool = False) -> None:
+        """``quiet``: a sleeping engine is not woken; the caller does that soon (:meth:`nudge`), for this and what follows.
+
+        Raises CapacityError: the lane is full, or (code ``shutdown``) the engine has stopped."""
         with self._ready:
             if self._closed:
                 raise CapacityError("the engine has stopped", code=ErrorCode.SHUTDOWN)
@@ -52,7 +54,14 @@ class Inbox:
             lane.append(command)
             self._accepted += 1
             self._high_water = max(self._high_water, len(self._work) + len(self._control))
-            self._ready.notify()
+            if not quiet:
+                self._ready.notify()
+
+    def nudge(self) -> None:
+        """Wake a sleeping engine if something waits for it."""
+        with self._ready:
+            if self._control or self._work:
+                self._ready.notify()
 
     def take(self) -> list[Command]:
         """Everything that waits, control first; never blocks."""

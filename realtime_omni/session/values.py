@@ -79,7 +79,17 @@ def thaw_json(value: object) -> Any:
 
 def canonical_json(value: object) -> str:
     """One text per value: sorted keys, no spaces; 1, 1.0 and true stay different."""
-    return json.dumps(thaw_json(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return _CANONICAL.encode(value)
+
+
+def _as_dict(value: object) -> dict[str, Any]:
+    """What the encoder does not know of a frozen value: its mappings."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, default=_as_dict)
 
 
 def _check_text(value: str, path: str) -> None:

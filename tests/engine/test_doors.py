@@ -74,6 +74,20 @@ def test_waiting_on_an_inbox_that_has_something_returns_at_once() -> None:
     inbox.wait(None)
 
 
+def test_a_quiet_command_wakes_nobody_until_the_nudge(monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox, wakes = Inbox(2), []
+    monkeypatch.setattr(inbox._ready, "notify", lambda: wakes.append(1))
+    inbox.nudge()  # nothing waits
+    inbox.put(work(1), quiet=True)
+    assert wakes == []
+    inbox.wait(None)  # whoever comes later sees it
+    inbox.nudge()
+    assert wakes == [1]
+    inbox.take()
+    inbox.nudge()
+    assert wakes == [1]
+
+
 def test_the_outbox_wakes_once_per_filling_and_keeps_the_order() -> None:
     outbox, wakes = Outbox(), []
     outbox.put(c.Answer(ticket=0))
