@@ -382,3 +382,16 @@ def test_bfloat16_serves(model: VLAModel) -> None:
     got = actions(ask(engine, observation(half, 1)))
     assert got.dtype == np.float32
     assert np.isfinite(got).all()
+
+
+def test_a_fork_and_a_rewind_continue_the_chunk_of_their_line() -> None:
+    model = build("pi0", rtc={"mode": "identity"})
+    engine = serve(model)
+    ask(engine, joined(model, 1, 10, None))
+    engine.fork("a", "twin")
+    latest = joined(model, 2, 12, 0)
+    expected = actions(ask(engine, latest))
+    np.testing.assert_array_equal(actions(ask(engine, latest, "twin")), expected)
+    engine.rewind("a", 1)
+    np.testing.assert_array_equal(actions(ask(engine, latest)), expected)
+    engine.engine.check()
