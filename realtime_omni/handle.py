@@ -203,6 +203,7 @@ class Session:
         Raises:
             ArgumentError: another model's log (``unsupported``), another picture (``image_invalid``), or one that does not
                 begin at chunk 0 and is not played on from the same line (``not_retained``). Nothing has changed.
+            EventQueueFullError: a chunk of it has more events than may wait here. Nothing has changed.
             StateError: chunks or events of this session wait, or somebody else took part.
         """
         await self.return_to(log)

@@ -29,6 +29,7 @@ from realtime_omni.errors import (
     ArgumentError,
     CapacityError,
     ErrorCode,
+    EventQueueFullError,
     OmniError,
     SessionGoneError,
     StateError,
@@ -300,6 +301,10 @@ class Desk:
         log, session = command.log, entry.session
         if log.model != self._consumer.spec.name:
             raise ArgumentError(f"the log is of model {log.model!r}", code=ErrorCode.UNSUPPORTED, path="log.model")
+        if max((len(applied.events) for applied in log.chunks), default=0) > self._max_pending_events:
+            raise EventQueueFullError(
+                f"a chunk of the log has more events than the {self._max_pending_events} that may wait"
+            )
         if session.is_at(log):
             if entry.waiters or session.in_flight is not None or session.intake.pending_count:
                 raise StateError("chunks or events of this session wait; a log is played alone")

@@ -232,7 +232,7 @@ class StreamConnection:
         try:
             policy_id = await self._hub.open(command.message.session_id, command.message.control_hz)
         except PolicyError as error:
-            await self._send([self.side.refuse_start(error)])
+            await self._refuse(error)
             return
         self._session = self._hub.streams.add(policy_id, self)
         self._started.set()
@@ -248,12 +248,17 @@ class StreamConnection:
             if session.connection is not None:
                 raise PolicyError(PolicyCode.SESSION_BUSY, "another connection was faster")
         except PolicyError as error:
-            await self._send([self.side.refuse_start(error)])
+            await self._refuse(error)
             return
         session.connection, self._session = self, session
         session.touched.set()
         self._started.set()
         await self._send([self.side.resumed(session.new_token(), session.epoch, session.last_seq)])
+
+    async def _refuse(self, error: PolicyError) -> None:
+        """The client may try again, within the time that it had from the beginning."""
+        await self._send([self.side.refuse_start(error)])
+        await self._send(self.side.handle_timeout(self._hub.clock.now_s()))
 
     async def _reset(self) -> None:
         assert self._session is not None
@@ -269,6 +274,7 @@ class StreamConnection:
     async def _close(self, reason: str) -> None:
         assert self._session is not None
         session, self._session = self._session, None
+        self.side.ending()
         await self._hub.streams.end(session)
         await self._send(self.side.closed(reason))
 

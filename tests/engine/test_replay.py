@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from realtime_omni.errors import ArgumentError, StateError, TickError
+from realtime_omni.errors import ArgumentError, EventQueueFullError, StateError, TickError
 from realtime_omni.session.journal import EventLog
 from realtime_omni.session.values import Chunk
 from realtime_omni.testing.faults import inject
@@ -131,6 +131,20 @@ def test_a_log_that_cannot_be_played_changes_nothing() -> None:
     with pytest.raises(StateError, match="played alone"):
         e.replay("a", here)
     assert e.replay("b", here) == []
+
+
+def test_a_chunk_with_more_events_than_may_wait_is_refused_before_the_session_starts_over() -> None:
+    big, small = InlineEngine(TinyKVWorld(), max_pending_events=9), InlineEngine(TinyKVWorld(), max_pending_events=8)
+    for e in (big, small):
+        e.create("a", seed=3)
+    for number in range(9):
+        big.accept("a", number, prompt="green")
+    big.next("a")
+    small.next("a")
+    before = small.view("a")
+    with pytest.raises(EventQueueFullError):
+        small.replay("a", sent(big.log("a")))
+    assert small.view("a") == before
 
 
 def test_a_picture_of_the_clients_own_is_known_by_its_digest() -> None:

@@ -113,6 +113,57 @@ async def test_an_eviction_ends_the_session_with_its_reason() -> None:
         assert await robot.until(Closed) == Closed(reason="evicted")
 
 
+@pytest.mark.parametrize("then", ["observation", "reset", "close"])
+async def test_what_comes_while_an_evicted_session_ends_changes_nothing(then: str) -> None:
+    class Slow(NullPolicy):
+        ending, released = asyncio.Event(), asyncio.Event()
+
+        async def close(self, session_id: str) -> None:
+            self.ending.set()
+            await self.released.wait()
+            await super().close(session_id)
+
+    policy = Slow()
+    policy.ending.clear()
+    policy.released.clear()
+    async with hub_over(policy) as hub:
+        robot = StreamRobot(hub)
+        await robot.start()
+        policy.evict(next(iter(hub.live)))
+        robot.observe(1)
+        await policy.ending.wait()
+        if then == "observation":
+            robot.observe(2)
+        else:
+            robot.say(robot.side.reset() if then == "reset" else robot.side.close())
+        assert (await robot.until(ErrorMessage)).code == "session_state"
+        policy.released.set()
+        assert await robot.until(Closed) == Closed(reason="evicted")
+
+
+async def test_a_refused_start_does_not_buy_time() -> None:
+    class Slow(NullPolicy):
+        answered = asyncio.Event()
+
+        async def open(self, *, label: str | None = None, control_hz: float | None = None) -> str:
+            await self.answered.wait()
+            return await super().open(label=label, control_hz=control_hz)
+
+    policy = Slow(capacity=0)
+    async with hub_over(policy, handshake_timeout_s=10.0) as hub:
+        robot = StreamRobot(hub)
+        await robot.until(Hello)
+        robot.say(robot.side.start())
+        await settle()
+        assert isinstance(hub.clock, ManualClock)
+        hub.clock.advance(11.0)
+        await settle()
+        policy.answered.set()
+        assert (await robot.until(ErrorMessage)).code == "capacity"
+        assert (await robot.until(ErrorMessage)).code == "handshake_timeout"
+        assert (await robot.closed())[0] == 4408
+
+
 async def test_who_never_starts_is_timed_out() -> None:
     async with hub_over(NullPolicy(), handshake_timeout_s=10.0) as hub:
         robot = StreamRobot(hub)

@@ -244,6 +244,11 @@ class StreamServerSide:
         self.state = StreamState.LIVE
         return self._send(ResetDone(epoch=self.epoch))
 
+    def ending(self) -> None:
+        """The session ends: nothing more is computed or begun, and `closed` follows."""
+        if self.state is not StreamState.CLOSED:
+            self.state, self._waiting = StreamState.CLOSING, None
+
     def closed(self, reason: str) -> list[StreamOutput]:
         """The last message and the close."""
         self.state = StreamState.CLOSED
