@@ -3,7 +3,8 @@
     python examples/what_if.py [--past 4] [--future 6] [--out what-if.png]
 
 A fork costs no copy of what the world remembers: all three branches start from the very same keys and values, and the same
-keys are held in all of them. Only the prompt differs. One row a branch; left of the gap is the past that they share.
+keys are held in all of them. Only the prompt differs. One row a branch, one picture a chunk (its last frame); left of the
+lines is the past that they share.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import asyncio
 import itertools
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from realtime_omni import ControlInput, SessionEvent, SessionManager
 
+PROMPT = "a snowy valley"
 BRANCHES = ("sandstone ruins in a desert", "a city street at night", None)
 """Prompts; None goes on as before."""
-GAP = 12
+GAP, FORK, CAPTION, FONT = 2, 90, 26, 15
+"""Pixels: between pictures, the width of the lines at the fork, the height of a caption, the size of its letters."""
+INK, PAPER = "#333333", "white"
 
 
 def step(event_id: int, prompt: str | None = None) -> SessionEvent:
@@ -32,7 +36,7 @@ def step(event_id: int, prompt: str | None = None) -> SessionEvent:
 async def what_if(past: int, future: int, seed: int) -> np.ndarray:
     """uint8 [branches, past + future, H, W, 3]: the last frame of every chunk."""
     async with SessionManager.from_recipe("tiny-world") as manager:
-        session = await manager.create_session(prompt="a snowy valley", seed=seed)
+        session = await manager.create_session(prompt=PROMPT, seed=seed)
         shared = [await seen(session, step(index)) for index in range(past)]
         branches = [await session.fork() for _ in BRANCHES]
         rows = []
@@ -51,13 +55,26 @@ async def seen(session, event: SessionEvent) -> np.ndarray:
 
 
 def contact_sheet(frames: np.ndarray, past: int) -> Image.Image:
-    """One row a branch, a white gap where they part."""
+    """The shared past once, in the middle; lines to one row for each branch, captioned with what it was told."""
     rows, columns, height, width, _ = frames.shape
-    sheet = np.full((rows * height, columns * width + GAP, 3), 255, np.uint8)
-    for row, column in itertools.product(range(rows), range(columns)):
-        left = column * width + (GAP if column >= past else 0)
-        sheet[row * height : (row + 1) * height, left : left + width] = frames[row, column]
-    return Image.fromarray(sheet)
+    step_x, step_y, parted = width + GAP, CAPTION + height + GAP, past * (width + GAP) + FORK
+    sheet = Image.new("RGB", (parted + (columns - past) * step_x, rows * step_y), PAPER)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(FONT)
+    middle = (rows - 1) * step_y // 2
+    for column in range(past):
+        sheet.paste(Image.fromarray(frames[0, column]), (column * step_x, middle + CAPTION))
+    draw.text((GAP, middle + 2), f'one session: "{PROMPT}"', INK, font)
+    end = past * step_x - GAP
+    draw.text((end, middle + step_y), f"chunks 0 to {past - 1}, then fork()", INK, font, anchor="ra")
+    for row, prompt in enumerate(BRANCHES):
+        top = row * step_y
+        for column in range(past, columns):
+            left = parted + (column - past) * step_x
+            sheet.paste(Image.fromarray(frames[row, column]), (left, top + CAPTION))
+        said = f'told at chunk {past}: "{prompt}"' if prompt else "told nothing new"
+        draw.text((parted + GAP, top + 2), f"fork {row + 1}, {said}", INK, font)
+        draw.line((end + 6, middle + CAPTION + height // 2, parted - 6, top + CAPTION + height // 2), INK, 2)
+    return sheet
 
 
 def main() -> None:

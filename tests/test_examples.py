@@ -37,8 +37,12 @@ async def test_what_if_branches_share_their_past_and_not_their_future() -> None:
     assert all(np.array_equal(row, frames[0, 0]) for row in frames[:, 0])
     futures = frames[:, 1].astype(int)
     assert all(np.abs(futures[a] - futures[b]).mean() > 10 for a, b in ((0, 1), (0, 2), (1, 2)))
-    width, height = what_if.contact_sheet(frames, past=1).size
-    assert (width, height) == (2 * 128 + what_if.GAP, 3 * 128)
+    sheet = np.array(what_if.contact_sheet(frames, past=1))
+    row, left = what_if.CAPTION + 128 + what_if.GAP, 128 + what_if.GAP + what_if.FORK
+    for number, future in enumerate(frames[:, 1]):
+        top = number * row + what_if.CAPTION
+        assert np.array_equal(sheet[top : top + 128, left : left + 128], future)
+    assert np.array_equal(sheet[row + what_if.CAPTION :][:128, :128], frames[0, 0]), "the past once, in the middle"
 
 
 async def test_a_robot_executes_what_its_policy_plans() -> None:
