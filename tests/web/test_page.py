@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from web.world_page import LAPTOP_SMALL, PHONE, PHONE_ON_ITS_SIDE, OpenPage, StartServer, World
+from web.world_page import LAPTOP, LAPTOP_SMALL, PHONE, PHONE_ON_ITS_SIDE, OpenPage, StartServer, World
 
 pytestmark = pytest.mark.browser
 
@@ -334,6 +334,28 @@ def test_what_if_goes_on_in_two_ways_from_the_same_picture(open_page: OpenPage, 
     assert world.pixels() != world.pixels("branchWorld")
     assert (after["applied"], after["branch"]["applied"]) > (0, 0)
     world.page.keyboard.up("w")
+
+
+@pytest.mark.parametrize("viewport", [LAPTOP, PHONE, PHONE_ON_ITS_SIDE], ids=["laptop", "phone", "on its side"])
+def test_nothing_covers_the_names_of_the_two_places(open_page: OpenPage, url: str, viewport: dict[str, int]) -> None:
+    world = open_page(url, viewport=viewport, touch=viewport is not LAPTOP)
+    world.moves()
+    world.page.click("#fork")
+    world.wait("s.branch !== null && s.branch.phase === 'live' && s.branch.shownFrames > 3")
+    for field in ("#first-form input", "#branch-form input"):
+        world.page.fill(field, "a green garden")
+        world.page.press(field, "Enter")
+    world.page.wait_for_function("document.querySelectorAll('.place:not([hidden])').length === 2")
+    covered = world.page.evaluate("""() => {
+        const seen = (element) => element.getClientRects().length > 0;
+        const box = (element) => element.getBoundingClientRect();
+        const overlap = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+        const others = [...document.querySelectorAll('.bar button, .keys-to, .pad button, .pane form')].filter(seen);
+        const places = [...document.querySelectorAll('.place')];
+        const over = places.flatMap((place) => others.filter((other) => overlap(box(place), box(other))));
+        return over.map((other) => other.id || other.className);
+    }""")
+    assert covered == []
 
 
 def test_keys_go_where_they_are_told_to(open_page: OpenPage, url: str) -> None:
