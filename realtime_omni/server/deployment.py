@@ -39,6 +39,7 @@ def read_contract(deploy: Mapping[str, object], name: str, policy: PolicyFacts) 
     """The contract of a policy in this deployment. Raises ConfigError: the field that is wrong or does not fit."""
     try:
         given = msgspec.convert(deploy, Deployment)
+        _check_state(given, policy)
         contract = PolicyContract(
             policy=name,
             cameras=_cameras(given, policy),
@@ -82,6 +83,14 @@ def _cameras(given: Deployment, policy: PolicyFacts) -> tuple[Camera, ...]:
     if stacked:
         raise ConfigError(f"deploy.cameras: {stacked[0]}: this policy takes one picture", path="deploy.cameras")
     return tuple(slots.get(name, Camera(name=name)) for name in policy.cameras)
+
+
+def _check_state(given: Deployment, policy: PolicyFacts) -> None:
+    channels = sum(field.dim for field in given.state)
+    if channels > policy.state_dim:
+        raise ConfigError(
+            f"deploy.state: {channels} channels, but the policy reads {policy.state_dim}", path="deploy.state"
+        )
 
 
 def _check_handshake(handshake: Mapping[str, Any], contract: PolicyContract, policy: PolicyFacts) -> None:

@@ -197,7 +197,7 @@ def contract_of(deploy: dict[str, Any]) -> Any:
     [
         ({"cameras": [{"name": "top"}]}, "no camera 'top'; it has base_0_rgb"),
         ({"cameras": [{"name": "base_0_rgb", "max_frames": 4}]}, "takes one picture"),
-        ({"state": [{"dim": 33}]}, "wider than state_dim"),
+        ({"state": [{"dim": 33}]}, "deploy.state: 33 channels, but the policy reads 32"),
         ({"handshake": {"action_horizon": 16}}, "deploy.handshake.action_horizon: 16, but the policy's is 50"),
         ({"handshake": {"max_cameras": 2}}, "the policy's is 3"),
         ({"action_names": ["x"]}, "one name per dimension"),
