@@ -4,7 +4,8 @@
     print(check_model(MyWorld(), dtype="float32"))
 
 Every rule runs the model behind a whole engine (:class:`~realtime_omni.testing.inline.InlineEngine`), and says in one line what
-it found. A rule that the model does not claim (rollback, a decoder) is skipped and says so.
+it found. A rule that the model does not claim (rollback, a decoder) is skipped and says so. A policy is shown observations that are
+made up (:mod:`realtime_omni.testing.observing`), and keeps the same rules.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import numpy as np
 from realtime_omni.artifacts import DECODED_LAYOUTS
 from realtime_omni.config import Config, load
 from realtime_omni.engine import commands as c
-from realtime_omni.errors import ArgumentError, ConfigError, ErrorCode, OmniError
+from realtime_omni.errors import ArgumentError, OmniError
 from realtime_omni.models import catalog
 from realtime_omni.models.base import SessionSetup, WorldModel
+from realtime_omni.models.policy import PolicyModel
 from realtime_omni.session.values import (
     Chunk,
     ControlInput,
@@ -93,10 +95,6 @@ def check_model(
         config, model = target, catalog.build(target)
     else:
         config, model = small_config(dtype=dtype), target
-    if model.spec.policy is not None:
-        raise ConfigError(
-            f"{model.spec.name!r} is a policy; check-model's rules are those of worlds", code=ErrorCode.UNSUPPORTED
-        )
     lab = Lab(WatchedModel(model), config, can_rebuild=model is not target)
     findings: list[Finding] = []
     with _quiet():
@@ -136,7 +134,8 @@ def _apply(rule: Callable[[Lab], str | None], lab: Lab) -> Finding:
 def _spec(lab: Lab) -> str | None:
     """The declaration is complete and consistent."""
     spec = lab.spec
-    assert isinstance(lab.model.inner, WorldModel), "a method of the WorldModel protocol is missing"
+    contract = WorldModel if spec.policy is None else PolicyModel
+    assert isinstance(lab.model.inner, contract), f"a method of the {contract.__name__} protocol is missing"
     names = [a.name for a in spec.artifacts]
     assert len(set(names)) == len(names), f"artifact names repeat: {names}"
     assert sum(a.primary for a in spec.artifacts) == 1, "exactly one artifact must be primary"

@@ -23,6 +23,7 @@ from realtime_omni.session.record import EventRecord
 from realtime_omni.session.values import SessionEvent
 from realtime_omni.snapshot.snapshot import Snapshot
 from realtime_omni.testing.inline import InlineEngine
+from realtime_omni.testing.observing import observer
 
 TIMEOUT_S = 300.0
 Pictures = dict[str, np.ndarray]
@@ -78,6 +79,7 @@ def _main(folder: Path) -> None:
 
     job = msgspec.json.decode((folder / "job").read_bytes(), type=_Job)
     engine = InlineEngine(catalog.build(job.config), job.config)
+    engine.observe = observer(engine.runner.spec)
     name = engine.restore(Snapshot.load(folder / "saved"), "elsewhere").session_id
     arrays: dict[str, np.ndarray] = {}
     for number, record in enumerate(job.events):

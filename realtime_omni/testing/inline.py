@@ -16,7 +16,7 @@ Owns an inbox, an outbox and a :class:`ManualClock`. Everything else is the engi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from realtime_omni.engine.runner import ModelRunner
 from realtime_omni.ids import CountingMint
 from realtime_omni.models.base import WorldModel
 from realtime_omni.session.journal import EventLog
+from realtime_omni.session.observation import Observation
 from realtime_omni.session.values import Chunk, ChunkIndex, ControlInput, EventAcceptance, SessionEvent, SessionId
 from realtime_omni.snapshot.snapshot import Snapshot
 
@@ -91,6 +92,8 @@ class InlineEngine:
         self.clock = ManualClock()
         self.inbox = Inbox(self.config.engine.inbox)
         self.outbox = Outbox()
+        self.observe: Callable[[int], Observation | None] = lambda chunk_index: None
+        """What ``next`` shows a policy before a chunk; a test that shows something else sends ``Next`` itself."""
         self._notices: list[c.Notice] = []
         self._answers: dict[int, c.Answer] = {}
         self._tickets = 0
@@ -229,8 +232,7 @@ class InlineEngine:
         return self.ask(c.Accept(**_address(session_id, generation), event=event))  # type: ignore[no-any-return]
 
     def next(self, session_id: str, *, outputs: Sequence[str] | None = None, generation: int | None = None) -> Chunk:
-        wanted = None if outputs is None else tuple(outputs)
-        return self.ask(c.Next(**_address(session_id, generation), outputs=wanted))  # type: ignore[no-any-return]
+        return self.ask(self._next(session_id, outputs, generation))  # type: ignore[no-any-return]
 
     def next_all(self, session_ids: Sequence[str], *, outputs: Sequence[str] | None = None) -> list[Chunk | Exception]:
         """One ``next`` for each session, asked together, so that they share a batch; errors are returned."""
@@ -243,8 +245,12 @@ class InlineEngine:
 
     def post_next(self, session_id: str, *, outputs: Sequence[str] | None = None) -> int:
         """Ask for a chunk and let nothing run; the ticket."""
-        wanted = None if outputs is None else tuple(outputs)
-        return self.send(c.Next(**_address(session_id), outputs=wanted))
+        return self.send(self._next(session_id, outputs))
+
+    def _next(self, session_id: str, outputs: Sequence[str] | None, generation: int | None = None) -> c.Next:
+        wanted, name = None if outputs is None else tuple(outputs), SessionId(session_id)
+        index = self.engine.registry.get(name).session.chunk_index if name in self.engine.registry else 0
+        return c.Next(**_address(session_id, generation), outputs=wanted, observation=self.observe(index))
 
     def post_close(self, session_id: str) -> int:
         return self.send(c.Close(**_address(session_id)))

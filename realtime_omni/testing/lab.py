@@ -15,6 +15,7 @@ from realtime_omni.models.base import ModelSpec
 from realtime_omni.session.values import Chunk, ControlInput, EventId, SessionEvent
 from realtime_omni.testing.inline import InlineEngine
 from realtime_omni.testing.malformed import example
+from realtime_omni.testing.observing import observer
 from realtime_omni.testing.watch import WatchedModel
 
 ROWS = 3
@@ -60,6 +61,7 @@ class Lab:
         if changes:
             config = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, **changes))
         engine = InlineEngine(self.model, config)
+        engine.observe = observer(self.spec)
         for number, name in enumerate(sessions):
             engine.create(name, seed=number, prompt=self.prompt(number))
             for _ in range(number + 1 if warm else 0):
@@ -69,7 +71,9 @@ class Lab:
 
     def rebuilt_engine(self) -> InlineEngine:
         """A fresh engine with a fresh model where there can be one."""
-        return InlineEngine(catalog.build(self.config) if self.can_rebuild else self.model, self.config)
+        engine = InlineEngine(catalog.build(self.config) if self.can_rebuild else self.model, self.config)
+        engine.observe = observer(self.spec)
+        return engine
 
     def events(self) -> tuple[SessionEvent, ...]:
         """Events that the model accepts: prompts, and controls of every schema, the plainest and a full one."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from realtime_omni.models.base import ControlReducer, ModelSpec, PackedState, SessionSetup, Step, StepBatch, WorldModel
+from realtime_omni.models.policy import PolicyModel
+from realtime_omni.session.observation import Observation
 from realtime_omni.session.values import SessionEvent
 
 
@@ -34,6 +36,10 @@ class WatchedModel:
 
     def understand(self, event: SessionEvent) -> str | None:
         return self.inner.understand(event)
+
+    def check_observation(self, observation: Observation) -> None:
+        assert isinstance(self.inner, PolicyModel)
+        self.inner.check_observation(observation)
 
     def new_reducer(self) -> ControlReducer:
         return self.inner.new_reducer()
