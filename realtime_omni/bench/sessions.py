@@ -34,6 +34,7 @@ from realtime_omni.config import Config, load
 from realtime_omni.kv.capacity import KVSpec
 from realtime_omni.manager import Session, SessionManager
 from realtime_omni.session.values import Chunk
+from realtime_omni.testing.observing import observer
 
 PLACES = 3
 """The session, its fork, the restored one."""
@@ -63,7 +64,7 @@ async def measure(config: Config, rounds: int, seed: int) -> dict[str, Any]:
     async with SessionManager(config=config) as manager:
         kv = kv_spec(config, manager.describe())
         session = await manager.create_session(seed=seed)
-        walked = [await session.next_chunk() for _ in range(_blocks(kv))]
+        walked = [await _next(manager, session) for _ in range(_blocks(kv))]
         await _rest(manager)
         page_bytes = kv.page_bytes
         before = manager.statistics()
@@ -105,14 +106,20 @@ async def _differences(manager: SessionManager, session: Session, walked: Sequen
     """What is wrong with a fork, a restored session and a rewound one."""
     fork = await session.fork()
     restored = await manager.restore(await session.snapshot(), "restored")
-    own, wrong = await session.next_chunk(), []
+    own, wrong = await _next(manager, session), []
     for what, other in (("the fork", fork), ("the restored session", restored)):
-        if not _same(await other.next_chunk(), own):
+        if not _same(await _next(manager, other), own):
             wrong.append(f"{what} makes another chunk than the session")
     await fork.rewind(fork.oldest_rewind or 0)
-    if not _same(await fork.next_chunk(), [*walked, own][fork.oldest_rewind or 0]):
+    if not _same(await _next(manager, fork), [*walked, own][fork.oldest_rewind or 0]):
         wrong.append("a rewound session makes another chunk than before")
     return wrong
+
+
+async def _next(manager: SessionManager, session: Session) -> Chunk:
+    """The next chunk; a policy is shown what depends on the chunk's index alone."""
+    observation = observer(manager.describe())(session.chunk_index)
+    return await (session.next_chunk() if observation is None else session.act(observation))
 
 
 def _same(one: Chunk, two: Chunk) -> bool:

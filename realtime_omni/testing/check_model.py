@@ -4,8 +4,8 @@
     print(check_model(MyWorld(), dtype="float32"))
 
 Every rule runs the model behind a whole engine (:class:`~realtime_omni.testing.inline.InlineEngine`), and says in one line what
-it found. A rule that the model does not claim (rollback, a decoder) is skipped and says so. A policy is shown observations that are
-made up (:mod:`realtime_omni.testing.observing`), and keeps the same rules.
+it found. A rule that the model does not claim (rollback, a decoder) is skipped and says so. A policy keeps
+the same rules; the observations it is shown are made up (:mod:`realtime_omni.testing.observing`).
 """
 
 from __future__ import annotations

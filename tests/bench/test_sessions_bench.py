@@ -32,6 +32,12 @@ def test_every_time_and_size_is_there_with_its_conditions(capsys: pytest.Capture
     assert {"commit", "hardware", "software", "config", "workload"} <= conditions.keys()
 
 
+def test_a_policy_is_measured_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sessions.main(["--model", "null-policy", "--rounds", "2", "--json"]) == 0
+    got = json.loads(capsys.readouterr().out)
+    assert (got["valid"], got["bytes"]["fork_kv"]) == (True, 0)
+
+
 def test_a_model_that_is_not_repeatable_is_not_valid(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
