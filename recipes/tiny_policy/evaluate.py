@@ -1,0 +1,210 @@
+"""Does the policy solve the tasks? Thousands of scenes at once, in this process.
+
+    python -m recipes.tiny_policy.evaluate recipes/tiny_policy/model [--episodes 540] [--delay 4] [--rtc auto] [--json]
+
+Owns: the clock of ticks, the delay, the count. Every run has the same scenes and the same noise (both by ``--seed``), so runs
+are paired: a difference is the condition's. A robot asks for a new chunk every ``EXECUTED`` ticks; the chunk is computed
+from the pictures of that tick and arrives ``delay`` ticks later, while the old one goes on. Its action 0 belongs to the tick
+that was looked at, so the first ``delay`` actions are never executed.
+
+Controls: ``--instruction shuffled`` gives every robot another task's words, ``--cameras blank`` black pictures, ``--policy
+expert`` the scripted expert, ``--policy random`` noise in place of a policy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from realtime_omni.models.common.vla.policy import LoadOptions
+from realtime_omni.models.pi0.loader import load_lerobot
+from realtime_omni.models.pi0.network import Pi0Network
+from realtime_omni.rtc.modes import Mode, Settings, step_rule
+from realtime_omni.rtc.previous import Previous
+from recipes.tiny_policy import expert
+from recipes.tiny_policy.policy import Statistics, chunks, inputs_of, look
+from recipes.tiny_policy.shape import EXECUTED, HORIZON
+from recipes.tiny_policy.table import ACTION_DIM, EPISODE_TICKS, TASKS, Scene, new_scenes, step, succeeded
+
+Z95 = 1.959964  # of the normal distribution, two-sided
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a policy is asked: ``left`` [B, n, 3] of the chunk that is executed, in robot units (n may be 0), the ``delay``
+    after which the answer arrives, and the noise [B, H, 3] of this request."""
+
+    scene: Scene
+    left: Tensor
+    delay: int
+    noise: Tensor
+
+
+Ask = Callable[[Request], Tensor]
+"""A request to a chunk [B, H, 3] in robot units."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``success`` [B] bool; ``ticks`` [B]: until then, or all; ``jumps`` [n]: of the motion between the last action of one
+    chunk and the first of the next, in standard deviations of an action, while an episode ran."""
+
+    success: Tensor
+    ticks: Tensor
+    jumps: Tensor
+
+
+def run(scene: Scene, ask: Ask, *, delay: int, generator: torch.Generator, scale: Tensor) -> Outcome:
+    """Every scene until it has succeeded or ``EPISODE_TICKS`` have passed. ``scale`` [2]: the unit of jumps, m/s.
+
+    Raises ValueError when the old chunk would end before the new one arrives."""
+    if not 0 <= delay <= HORIZON - EXECUTED:
+        raise ValueError(f"a delay of 0 to {HORIZON - EXECUTED} ticks is bridged by a chunk of {HORIZON}, not {delay}")
+    rows, device = len(scene), scene.task.device
+    success = torch.zeros(rows, dtype=torch.bool, device=device)
+    ticks = torch.full((rows,), EPISODE_TICKS, device=device)
+    jumps: list[Tensor] = []
+
+    def noise() -> Tensor:
+        return torch.randn(rows, HORIZON, ACTION_DIM, generator=generator, device=device)
+
+    # The robot stands still until its first chunk is there.
+    current, start = ask(Request(scene, nothing_left(rows, device), 0, noise())), 0
+    asked, arrives = 0, -1
+    coming: Tensor | None = None
+    before: Tensor | None = None
+    for tick in range(EPISODE_TICKS):
+        if tick - asked == EXECUTED:
+            coming = ask(Request(scene, current[:, tick - start :], delay, noise()))
+            asked, arrives = tick, tick + delay
+        switched = coming is not None and tick == arrives
+        if switched:
+            assert coming is not None
+            current, start, coming = coming, asked, None
+        action = current[:, tick - start]
+        if switched and before is not None:
+            jumps.append(((action - before)[:, :2] / scale).norm(dim=1)[~success])
+        scene, before = step(scene, action), action
+        ticks = torch.where(~success & succeeded(scene), tick + 1, ticks)
+        success = success | succeeded(scene)
+        if bool(success.all()):
+            break
+    return Outcome(success, ticks, torch.cat(jumps) if jumps else torch.zeros(0))
+
+
+def nothing_left(rows: int, device: torch.device) -> Tensor:
+    return torch.zeros(rows, 0, ACTION_DIM, device=device)
+
+
+def network_policy(
+    network: Pi0Network, statistics: Statistics, rtc: Mode, *, cameras: str = "as they are", task: Tensor | None = None
+) -> Ask:
+    """The network in this process. ``task`` [B]: whose words the robots are given."""
+
+    def ask(request: Request) -> Tensor:
+        frames = look(request.scene, network.shape.image_size)
+        if cameras == "blank":
+            frames = torch.zeros_like(frames)
+        inputs = inputs_of(request.scene, frames, statistics, task)
+        left = statistics.model_actions(request.left)
+        previous = Previous.of(list(left.cpu()), HORIZON, ACTION_DIM).to(frames.device)
+        rule = step_rule(Settings(mode=rtc), previous, [request.delay] * len(left)) if left.shape[1] else None
+        return statistics.robot_actions(chunks(network, inputs, request.noise, rule))
+
+    return ask
+
+
+def expert_policy(request: Request) -> Tensor:
+    return expert.chunk(request.scene, HORIZON)
+
+
+def random_policy(request: Request) -> Tensor:
+    """Noise in the range of actions: what success by chance is."""
+    return torch.cat((request.noise[..., :2] * 0.2, (request.noise[..., 2:] > 0).float()), dim=-1)
+
+
+def load(folder: Path, device: torch.device) -> tuple[Pi0Network, Statistics]:
+    """The folder through the ordinary loader."""
+    policy = load_lerobot(folder, LoadOptions(device=device))
+    network, processing = policy.network, policy.processing
+    assert isinstance(network, Pi0Network)
+    numbers = (processing.state.first, processing.state.second, processing.action.first, processing.action.second)
+    return network, Statistics(*(torch.from_numpy(value).to(device) for value in numbers))
+
+
+def wilson(successes: int, count: int) -> tuple[float, float]:
+    """The 95 % interval of a proportion (Wilson 1927)."""
+    p, z2 = successes / count, Z95**2
+    middle = (p + z2 / (2 * count)) / (1 + z2 / count)
+    half = Z95 * math.sqrt(p * (1 - p) / count + z2 / (4 * count**2)) / (1 + z2 / count)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def shuffled(task: Tensor, generator: torch.Generator) -> Tensor:
+    """Another task for every row, each as likely."""
+    other = torch.randint(1, len(TASKS), task.shape, generator=generator, device=task.device)
+    return (task + other) % len(TASKS)
+
+
+def report(scene: Scene, outcome: Outcome, conditions: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of one run, JSON-ready."""
+    count, successes = len(scene), int(outcome.success.sum())
+    by_task = {
+        TASKS[n][0]: round(float(outcome.success[scene.task == n].float().mean()), 4)
+        for n in range(len(TASKS))
+        if bool((scene.task == n).any())
+    }
+    jump = float(outcome.jumps.quantile(0.99)) if len(outcome.jumps) else None
+    return {
+        "conditions": conditions,
+        "episodes": count,
+        "success_rate": round(successes / count, 4),
+        "interval_95": [round(edge, 4) for edge in wilson(successes, count)],
+        "by_task": by_task,
+        "median_ticks": int(outcome.ticks.median()),
+        "action_jump_p99": None if jump is None else round(jump, 4),
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m recipes.tiny_policy.evaluate", description=__doc__)
+    parser.add_argument("folder", type=Path, help="the checkpoint")
+    parser.add_argument("--episodes", type=int, default=60 * len(TASKS), help="spread evenly over the tasks")
+    parser.add_argument("--seed", type=int, default=1_000_003, help="of scenes and noise; training never draws these")
+    parser.add_argument("--delay", type=int, default=0, help="ticks between an observation and its chunk")
+    parser.add_argument("--rtc", type=Mode, default=Mode.NONE, choices=[m for m in Mode if m is not Mode.ENSEMBLE])
+    parser.add_argument("--instruction", choices=("own", "shuffled"), default="own")
+    parser.add_argument("--cameras", choices=("as they are", "blank"), default="as they are")
+    parser.add_argument("--policy", choices=("checkpoint", "expert", "random"), default="checkpoint")
+    parser.add_argument("--tasks", type=int, nargs="+", default=list(range(len(TASKS))))
+    parser.add_argument("--json", action="store_true", help="one JSON object and nothing else")
+    args = parser.parse_args(argv)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    generator = torch.Generator(device=device).manual_seed(args.seed)
+    task = torch.tensor(args.tasks, device=device).repeat(-(-args.episodes // len(args.tasks)))[: args.episodes]
+    scene = new_scenes(args.episodes, generator, task)
+    network, statistics = load(args.folder, device)
+    # Of its own: the noise of a run does not depend on whether words were shuffled.
+    shuffling = torch.Generator(device=device).manual_seed(args.seed)
+    words = shuffled(task, shuffling) if args.instruction == "shuffled" else None
+    ask: Ask = {"expert": expert_policy, "random": random_policy}.get(
+        args.policy, network_policy(network, statistics, args.rtc, cameras=args.cameras, task=words)
+    )
+    outcome = run(scene, ask, delay=args.delay, generator=generator, scale=statistics.action_std[:2])
+    conditions = {name: getattr(args, name) for name in ("delay", "rtc", "instruction", "cameras", "policy", "seed")}
+    told = report(scene, outcome, {**conditions, "rtc": str(args.rtc), "device": device.type})
+    sys.stdout.write(json.dumps(told, indent=None if args.json else 2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
