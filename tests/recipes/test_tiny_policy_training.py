@@ -189,8 +189,8 @@ def test_flow_matching_learns_a_batch_by_heart():
 
 def test_training_goes_on_where_it_was(tmp_path: Path):
     places = ["--state", str(tmp_path / "state"), "--out", str(tmp_path / "out")]
-    size = "--tiny --no-compile --batch 8 --robots 32 --pool 2000 --first-rounds 2 --gather-every 2".split()
-    clock = "--seconds 1000 --call-steps 4 --agree-every 1 --note-every 1 --dagger-from 0".split()
+    size = ["--tiny", "--no-compile", "--batch=8", "--robots=32", "--pool=2000", "--first-rounds=2", "--gather-every=2"]
+    clock = ["--seconds=1000", "--call-steps=4", "--agree-every=1", "--note-every=1", "--dagger-from=0"]
     train.main([*places, *size, *clock])
     kept = torch.load(tmp_path / "state" / "checkpoint.pt", weights_only=True)
     train.main([*places, *size, *clock])
