@@ -3,13 +3,7 @@
 Owns what a resident session costs: its KV places (through the book), its model state, its seed. Must not know lifecycles,
 events or waiters. A session's state is replaced, never edited, and only in ``commit``; its pages become history only there.
 So a moment of a session is two references, a state and a count of frames: the last ``rewind_blocks`` of them are kept, and a
-fork copies no more than those.
-
-One run is one batch::
-
-    plan: reserve pages for all rows, all or nothing
-    advance*: the model's generator, up to the next checkpoint; faults and drops act between them
-    then per row: outcome -> commit | rollback
+fork copies no more than those. What runs is one batch (:mod:`realtime_omni.engine.batch`).
 """
 
 from __future__ import annotations
@@ -20,21 +14,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from realtime_omni.engine.accounting import Census, MemoryBytes, Storages, storages
+from realtime_omni.engine.batch import BatchRun
 from realtime_omni.engine.capture import Moment, check_parts, put_together, take_apart
 from realtime_omni.engine.consumer import Done, PlannedRow, Release
 from realtime_omni.errors import CapacityError, ErrorCode, TickError
-from realtime_omni.kv.attention import AttentionBackend, AttentionPlan, RowPlan
-from realtime_omni.kv.manager import BlockReservation, KVBook
+from realtime_omni.kv.attention import AttentionBackend
+from realtime_omni.kv.manager import KVBook
 from realtime_omni.kv.storage import KVStorage
 from realtime_omni.models.base import (
-    BlockAttention,
     ControlReducer,
     ModelSpec,
-    RowError,
-    RowOutput,
     SessionSetup,
-    Step,
-    StepRow,
     WorldModel,
 )
 from realtime_omni.session.observation import Observation
@@ -322,152 +312,3 @@ class ModelRunner:
         del self._residents[session_id]
         self._census.remove(resident.storages)
         self.book.end(session_id)
-
-
-class BatchRun:
-    """One batch: the reservation, the model's generator, and the settlement of every row. Also the model's ``StepBatch``."""
-
-    def __init__(self, runner: ModelRunner, planned: Sequence[PlannedRow], *, prefill: bool) -> None:
-        self._runner = runner
-        self._planned = tuple(planned)
-        self._reservations: dict[int, BlockReservation] = {}
-        self._plans: dict[str, AttentionPlan] = {}
-        self._results: Mapping[int, RowOutput | Exception] = {}
-        self._needs_prefill: dict[int, bool] = {}
-        self._storages: dict[int, Storages] = {}
-        self._prefill = prefill
-        self._forwards = 0
-        self._pending_point: str | None = None
-        self.stage = "begin"
-        self._finished = False
-        try:
-            for row, item in enumerate(self._planned):
-                self._reservations[row] = runner.book.plan_block(item.tick.session_id)
-            self._blocks = tuple(self._reservations.values())
-            self._step_rows = tuple(self._step_row(row, item) for row, item in enumerate(self._planned))
-            self._step: Step = runner.model.prefill(self) if prefill else runner.model.step(self)
-        except BaseException:  # a model whose step is no generator function fails here
-            self.close()
-            raise
-
-    def _step_row(self, row: int, item: PlannedRow) -> StepRow:
-        resident = self._runner.resident(item.tick.session_id)
-        return StepRow(item.tick, resident.state, resident.seed, self._reservations[row].first_frame, item.outputs)
-
-    # What the model sees.
-
-    @property
-    def rows(self) -> Sequence[StepRow]:
-        return self._step_rows
-
-    @property
-    def active(self) -> tuple[int, ...]:
-        return tuple(self._reservations)
-
-    def attention(self, branch: str | None = None) -> BlockAttention:
-        name = self._runner.spec.kv.branches[0].name if branch is None else branch
-        if name not in self._plans:
-            blocks = [next(b for b in whole.branches if b.branch == name) for whole in self._blocks]
-            self._plans[name] = self._runner.backend.plan([RowPlan.of(b) for b in blocks], self._runner.storage)
-        return self._plans[name]
-
-    # What the engine does.
-
-    @property
-    def planned(self) -> Sequence[PlannedRow]:
-        return self._planned
-
-    def advance(self) -> bool:
-        if self._finished or not self._reservations:
-            return False
-        sessions = tuple(self._planned[row].tick.session_id for row in self._reservations)
-        if self._pending_point is not None:
-            self._runner.faults(self._pending_point, sessions)
-        checkpoint = None
-        try:
-            checkpoint = next(self._step)
-        except StopIteration as stop:
-            self._results = stop.value
-        except RowError as error:
-            raise TickError(f"row {error.row}: {error}") from error
-        if checkpoint is None:  # outside the handler, so that a device error does not carry the results with it
-            self._runner.faults("sync", sessions)
-            self._runner.synchronize()
-            self._finished = True
-            return False
-        self.stage = checkpoint.stage or checkpoint.kind
-        if checkpoint.kind == "forward":
-            self._forwards += 1
-            prefix = "prefill" if self._prefill else "forward"
-            self._pending_point = f"{prefix}:{self._forwards}"
-        else:
-            self._pending_point = checkpoint.kind
-        return True
-
-    def drop(self, row: int) -> None:
-        self.rollback(row)
-
-    def outcome(self, row: int) -> RowOutput | Exception:
-        result = self._results.get(row)
-        if result is None:
-            return TickError("the model returned nothing for this session")
-        return result
-
-    def precommit(self, row: int) -> None:
-        """Everything that can still fail: faults, and a clean pass that left a layer unwritten."""
-        self._runner.faults("commit", (self._planned[row].tick.session_id,))
-        output = self._results[row]
-        assert isinstance(output, RowOutput)
-        self._storages[row] = self._runner.measured(output.next_state)
-        self._needs_prefill[row] = self._runner.model.needs_prefill(output.next_state)
-        if self._deferred(row):
-            return
-        for name, plan in self._plans.items():
-            if not plan.complete(row):
-                raise TickError(f"the clean pass did not write every layer of branch {name!r}")
-
-    def commit(self, row: int) -> None:
-        output = self._results[row]
-        assert isinstance(output, RowOutput)
-        reservation, tick = self._reservations[row], self._planned[row].tick
-        resident = self._runner.resident(tick.session_id)
-        if not self._prefill:
-            before = Moment(resident.state, reservation.first_frame, resident.own)
-            resident.remember(tick.chunk_index, before, self._runner.rewind_blocks)
-        resident.state, resident.needs_prefill = output.next_state, self._needs_prefill[row]
-        resident.own = self._storages[row]
-        self._runner.count(resident)
-        if self._deferred(row):
-            self.rollback(row)  # the prefill reserves for itself
-            return
-        del self._reservations[row]
-        self._runner.book.commit(reservation)
-        self._close_when_settled()
-
-    def _deferred(self, row: int) -> bool:
-        """A tick that left its clean pass to the prefill."""
-        return self._needs_prefill[row] and not self._prefill
-
-    def rollback(self, row: int) -> None:
-        reservation = self._reservations.pop(row, None)
-        if reservation is not None and self._runner.book.is_open(reservation):
-            self._runner.book.rollback(reservation)
-        self._close_when_settled()
-
-    def close(self) -> None:
-        """Roll back every row that is not settled; harmless to repeat."""
-        for row in tuple(self._reservations):
-            self.rollback(row)
-        self._close_when_settled()
-
-    def _close_when_settled(self) -> None:
-        if self._reservations:
-            return
-        step = getattr(self, "_step", None)
-        if step is not None and not self._finished and not step.gi_running:
-            try:
-                step.close()
-            except Exception:  # the row is rolled back; how a model ends its step must not stop the withdrawal
-                log.exception("the model's step did not end cleanly")
-        for plan in self._plans.values():
-            plan.close()

@@ -1,0 +1,177 @@
+"""One batch of the runner: the reservation, the model's generator, and the settlement of every row.
+
+Owns the pages that are reserved for its rows until each is committed or rolled back. Only ``commit`` changes a resident
+session: its state is replaced, and its pages become history::
+
+    plan: reserve pages for all rows, all or nothing
+    advance*: the model's generator, up to the next checkpoint; faults and drops act between them
+    then per row: outcome -> commit | rollback
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from realtime_omni.engine.accounting import Storages
+from realtime_omni.engine.capture import Moment
+from realtime_omni.engine.consumer import PlannedRow
+from realtime_omni.errors import TickError
+from realtime_omni.kv.attention import AttentionPlan, RowPlan
+from realtime_omni.kv.manager import BlockReservation
+from realtime_omni.models.base import BlockAttention, RowError, RowOutput, Step, StepRow
+
+if TYPE_CHECKING:
+    from realtime_omni.engine.runner import ModelRunner
+
+log = logging.getLogger(__name__)
+
+
+class BatchRun:
+    """One batch: the reservation, the model's generator, and the settlement of every row. Also the model's ``StepBatch``."""
+
+    def __init__(self, runner: ModelRunner, planned: Sequence[PlannedRow], *, prefill: bool) -> None:
+        self._runner = runner
+        self._planned = tuple(planned)
+        self._reservations: dict[int, BlockReservation] = {}
+        self._plans: dict[str, AttentionPlan] = {}
+        self._results: Mapping[int, RowOutput | Exception] = {}
+        self._needs_prefill: dict[int, bool] = {}
+        self._storages: dict[int, Storages] = {}
+        self._prefill = prefill
+        self._forwards = 0
+        self._pending_point: str | None = None
+        self.stage = "begin"
+        self._finished = False
+        try:
+            for row, item in enumerate(self._planned):
+                self._reservations[row] = runner.book.plan_block(item.tick.session_id)
+            self._blocks = tuple(self._reservations.values())
+            self._step_rows = tuple(self._step_row(row, item) for row, item in enumerate(self._planned))
+            self._step: Step = runner.model.prefill(self) if prefill else runner.model.step(self)
+        except BaseException:  # a model whose step is no generator function fails here
+            self.close()
+            raise
+
+    def _step_row(self, row: int, item: PlannedRow) -> StepRow:
+        resident = self._runner.resident(item.tick.session_id)
+        return StepRow(item.tick, resident.state, resident.seed, self._reservations[row].first_frame, item.outputs)
+
+    # What the model sees.
+
+    @property
+    def rows(self) -> Sequence[StepRow]:
+        return self._step_rows
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        return tuple(self._reservations)
+
+    def attention(self, branch: str | None = None) -> BlockAttention:
+        name = self._runner.spec.kv.branches[0].name if branch is None else branch
+        if name not in self._plans:
+            blocks = [next(b for b in whole.branches if b.branch == name) for whole in self._blocks]
+            self._plans[name] = self._runner.backend.plan([RowPlan.of(b) for b in blocks], self._runner.storage)
+        return self._plans[name]
+
+    # What the engine does.
+
+    @property
+    def planned(self) -> Sequence[PlannedRow]:
+        return self._planned
+
+    def advance(self) -> bool:
+        if self._finished or not self._reservations:
+            return False
+        sessions = tuple(self._planned[row].tick.session_id for row in self._reservations)
+        if self._pending_point is not None:
+            self._runner.faults(self._pending_point, sessions)
+        checkpoint = None
+        try:
+            checkpoint = next(self._step)
+        except StopIteration as stop:
+            self._results = stop.value
+        except RowError as error:
+            raise TickError(f"row {error.row}: {error}") from error
+        if checkpoint is None:  # outside the handler, so that a device error does not carry the results with it
+            self._runner.faults("sync", sessions)
+            self._runner.synchronize()
+            self._finished = True
+            return False
+        self.stage = checkpoint.stage or checkpoint.kind
+        if checkpoint.kind == "forward":
+            self._forwards += 1
+            prefix = "prefill" if self._prefill else "forward"
+            self._pending_point = f"{prefix}:{self._forwards}"
+        else:
+            self._pending_point = checkpoint.kind
+        return True
+
+    def drop(self, row: int) -> None:
+        self.rollback(row)
+
+    def outcome(self, row: int) -> RowOutput | Exception:
+        result = self._results.get(row)
+        if result is None:
+            return TickError("the model returned nothing for this session")
+        return result
+
+    def precommit(self, row: int) -> None:
+        """Everything that can still fail: faults, and a clean pass that left a layer unwritten."""
+        self._runner.faults("commit", (self._planned[row].tick.session_id,))
+        output = self._results[row]
+        assert isinstance(output, RowOutput)
+        self._storages[row] = self._runner.measured(output.next_state)
+        self._needs_prefill[row] = self._runner.model.needs_prefill(output.next_state)
+        if self._deferred(row):
+            return
+        for name, plan in self._plans.items():
+            if not plan.complete(row):
+                raise TickError(f"the clean pass did not write every layer of branch {name!r}")
+
+    def commit(self, row: int) -> None:
+        output = self._results[row]
+        assert isinstance(output, RowOutput)
+        reservation, tick = self._reservations[row], self._planned[row].tick
+        resident = self._runner.resident(tick.session_id)
+        if not self._prefill:
+            before = Moment(resident.state, reservation.first_frame, resident.own)
+            resident.remember(tick.chunk_index, before, self._runner.rewind_blocks)
+        resident.state, resident.needs_prefill = output.next_state, self._needs_prefill[row]
+        resident.own = self._storages[row]
+        self._runner.count(resident)
+        if self._deferred(row):
+            self.rollback(row)  # the prefill reserves for itself
+            return
+        del self._reservations[row]
+        self._runner.book.commit(reservation)
+        self._close_when_settled()
+
+    def _deferred(self, row: int) -> bool:
+        """A tick that left its clean pass to the prefill."""
+        return self._needs_prefill[row] and not self._prefill
+
+    def rollback(self, row: int) -> None:
+        reservation = self._reservations.pop(row, None)
+        if reservation is not None and self._runner.book.is_open(reservation):
+            self._runner.book.rollback(reservation)
+        self._close_when_settled()
+
+    def close(self) -> None:
+        """Roll back every row that is not settled; harmless to repeat."""
+        for row in tuple(self._reservations):
+            self.rollback(row)
+        self._close_when_settled()
+
+    def _close_when_settled(self) -> None:
+        if self._reservations:
+            return
+        step = getattr(self, "_step", None)
+        if step is not None and not self._finished and not step.gi_running:
+            try:
+                step.close()
+            except Exception:  # the row is rolled back; how a model ends its step must not stop the withdrawal
+                log.exception("the model's step did not end cleanly")
+        for plan in self._plans.values():
+            plan.close()
