@@ -36,12 +36,12 @@ from realtime_omni.errors import (
     SupersededError,
 )
 from realtime_omni.models.base import SessionSetup
-from realtime_omni.session.journal import Origin
+from realtime_omni.session.journal import EventLog, Origin
 from realtime_omni.session.lifecycle import Trigger
 from realtime_omni.session.observation import Observation
 from realtime_omni.session.registry import Registry
 from realtime_omni.session.session import RequestIdFactory, Session
-from realtime_omni.session.values import Generation, SessionId, check_event_id, check_prompt
+from realtime_omni.session.values import MAX_EVENT_ID, Generation, SessionId, check_event_id, check_prompt
 
 if TYPE_CHECKING:
     from realtime_omni.snapshot.snapshot import Snapshot
@@ -301,10 +301,7 @@ class Desk:
         log, session = command.log, entry.session
         if log.model != self._consumer.spec.name:
             raise ArgumentError(f"the log is of model {log.model!r}", code=ErrorCode.UNSUPPORTED, path="log.model")
-        if max((len(applied.events) for applied in log.chunks), default=0) > self._max_pending_events:
-            raise EventQueueFullError(
-                f"a chunk of the log has more events than the {self._max_pending_events} that may wait"
-            )
+        self._check_events(log, session)
         if session.is_at(log):
             if entry.waiters or session.in_flight is not None or session.intake.pending_count:
                 raise StateError("chunks or events of this session wait; a log is played alone")
@@ -328,6 +325,16 @@ class Desk:
                 path="log.origin",
             )
         self._restart(entry, setup, command.ticket)
+
+    def _check_events(self, log: EventLog, session: Session) -> None:
+        """Each chunk's events must find a place in the queue, and all of them an id. Raises EventQueueFullError, ArgumentError."""
+        counts = [len(applied.events) for applied in log.chunks]
+        if max(counts, default=0) > self._max_pending_events:
+            raise EventQueueFullError(
+                f"a chunk of the log has more events than the {self._max_pending_events} that may wait"
+            )
+        if session.intake.floor + sum(counts) > MAX_EVENT_ID:
+            raise ArgumentError("there are not enough event ids left for the events of the log", path="log.chunks")
 
     def _restart(self, entry: Entry, setup: SessionSetup, ticket: int) -> None:
         self._consumer.check_setup(setup)  # a refused reset does not cost the running tick

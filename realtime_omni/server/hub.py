@@ -215,7 +215,7 @@ class WorldHub:
             )
         )
 
-    async def fork(self, record: WireSession, command: SessionFork) -> None:
+    async def fork(self, connection: WorldConnection, record: WireSession, command: SessionFork) -> None:
         """`session.fork`: the branch gets a record of its own and waits, detached, for a connection to resume it."""
         if self.stopping:
             raise WireError(WireCode.SHUTDOWN, "the server is stopping")
@@ -237,7 +237,7 @@ class WorldHub:
                 seed=door.seed,
                 oldest_rewind=door.view.oldest_rewind,
                 grace_s=grace_s,
-                re=command.id,
+                re=connection.re(record, command),
             )
         except LocalError:  # the parent has ended meanwhile: nobody would ever hear of the branch
             await asyncio.shield(door.close("client"))

@@ -145,6 +145,10 @@ class WorldConnection:
         self._hub.sessions.changed()
         self.changed.set()
 
+    def re(self, record: WireSession, command: AnyClientMessage) -> str | None:
+        """What the answer to a command carries: nothing when another connection, whose ids are its own, will read it."""
+        return command.id if record.connection is self else None
+
     def emit(self, batch: Batch) -> None:
         self.sender.outbox.put(batch)
 
@@ -228,7 +232,7 @@ class WorldConnection:
             case SessionReset():
                 await self._reset(record, command)
             case SessionFork():
-                await self._hub.fork(record, command)
+                await self._hub.fork(self, record, command)
             case SessionRewind():
                 await self._rewind(record, command)
             case SessionLog():
@@ -243,14 +247,15 @@ class WorldConnection:
                 record.emit(record.stream.playing(now, re=command.id))
             case SessionAbort():
                 index = await record.door.abort()
-                record.emit(record.stream.chunk_aborted(index, re=command.id))
+                record.emit(record.stream.chunk_aborted(index, re=self.re(record, command)))
                 await self._stop_replay(record)
             case SessionRollback():
                 if record.door.state == "failed" or not record.rollback_offered:
                     await record.door.rollback()
                 # else: an earlier request did it, but its connection was lost before it could say so
                 record.pacer.restart()
-                record.emit(record.stream.recovered(now, chunk_index=record.door.chunk_index, re=command.id))
+                re = self.re(record, command)
+                record.emit(record.stream.recovered(now, chunk_index=record.door.chunk_index, re=re))
             case SessionClose():
                 record.answer_to = command.id
                 await self._hub.close_session(record, "client")
@@ -286,7 +291,7 @@ class WorldConnection:
                 status=status,
                 pending=receipt.pending_event_count,
                 prompt=receipt.understood_prompt,
-                re=command.id if record.connection is self else None,
+                re=self.re(record, command),
             )
         )
 
@@ -332,7 +337,7 @@ class WorldConnection:
 
     async def _stop_replay(self, record: WireSession) -> None:
         """End it behind the block that is under way, if one is."""
-        if record.replay is None:
+        if record.replay is None or self.record is not record:
             return
         record.resetting = True
         try:

@@ -9,7 +9,7 @@ import pytest
 
 from realtime_omni.errors import ArgumentError, EventQueueFullError, StateError, TickError
 from realtime_omni.session.journal import EventLog
-from realtime_omni.session.values import Chunk
+from realtime_omni.session.values import MAX_EVENT_ID, Chunk
 from realtime_omni.testing.faults import inject
 from realtime_omni.testing.inline import InlineEngine
 from realtime_omni.testing.models import TinyKVWorld, move
@@ -145,6 +145,20 @@ def test_a_chunk_with_more_events_than_may_wait_is_refused_before_the_session_st
     with pytest.raises(EventQueueFullError):
         small.replay("a", sent(big.log("a")))
     assert small.view("a") == before
+
+
+def test_a_log_for_which_no_event_ids_are_left_is_refused_before_the_session_starts_over() -> None:
+    e = engine()
+    e.create("a", seed=3)
+    walk(e, "a", 3)
+    log = sent(e.log("a"))
+    e.accept("a", MAX_EVENT_ID - 1, prompt="red")
+    e.next("a")
+    before = e.view("a")
+    with pytest.raises(ArgumentError) as error:
+        e.replay("a", log)
+    assert error.value.path == "log.chunks"
+    assert e.view("a") == before
 
 
 def test_a_picture_of_the_clients_own_is_known_by_its_digest() -> None:

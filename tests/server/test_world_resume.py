@@ -330,3 +330,19 @@ async def test_an_event_whose_first_receipt_was_lost_is_accepted_when_it_comes_a
     back.send("session.abort")  # the block that began before the second event
     chunk, _ = await back.block()
     assert chunk.applied_event_ids == (0, 1)
+
+
+async def test_an_answer_that_another_connection_reads_carries_no_id_of_the_first(
+    hub: WorldHub, manager: FakeManager
+) -> None:
+    first = Client(hub)
+    await first.start(session_id="s", cadence="on_demand")
+    manager.answer_takes = 100
+    first.transport.flowing.clear()  # it hangs, so it cannot even be told that it is over
+    first.send("session.fork", id="7")
+    await eventually(lambda: len(manager.live) == 2)
+    second = Client(hub)
+    await second.resume("s", first.token, first.last_seq, takeover=True)
+    assert (await second.until("session.forked")).re is None
+    first.transport.flowing.set()
+    await first.end()
