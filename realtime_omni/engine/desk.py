@@ -327,7 +327,7 @@ class Desk:
         self._restart(entry, setup, command.ticket)
 
     def _check_events(self, log: EventLog, session: Session) -> None:
-        """Each chunk's events must find a place in the queue, and all of them an id. Raises EventQueueFullError, ArgumentError."""
+        """The events of each chunk need places in the queue, and all of them ids. Raises EventQueueFullError, ArgumentError."""
         counts = [len(applied.events) for applied in log.chunks]
         if max(counts, default=0) > self._max_pending_events:
             raise EventQueueFullError(
