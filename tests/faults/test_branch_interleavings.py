@@ -61,6 +61,8 @@ async def told_truly(session: Session) -> None:
     """The next chunk of a session is that of its log."""
     with suppress(OmniError):
         await session.rollback()
+    if session.state == "failed":
+        return  # a reset failed, or a tick with its worker state: only reset and close are left
     while session._undelivered:
         await session.next_chunk()
     await session.rewind(session.chunk_index)  # nothing waits any more
