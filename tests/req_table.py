@@ -53,7 +53,7 @@ TITLES = {
     "AC-49": "importing config and session packages never loads CUDA or a model runtime",
     "AC-50": "metric labels are bounded and documented; benchmarks validate and name their setting",
 }
-REQUIRED = tuple([f"AC-{number:02d}" for number in (*range(1, 28), *range(33, 41))] + ["AC-43", "AC-48", "AC-50"])
+REQUIRED = tuple(f"AC-{number:02d}" for number in (*range(1, 28), *range(33, 41), 43, 46, 48, 49, 50))
 
 
 @dataclass

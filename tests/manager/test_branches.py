@@ -147,3 +147,27 @@ async def test_who_takes_part_in_a_replay_ends_it() -> None:
         session._undelivered.append(stolen)
         with pytest.raises(StateError, match="played alone"):
             await anext(session.replay(log))
+
+
+async def test_a_replay_that_is_given_up_while_an_event_is_on_its_way_knows_the_events_id() -> None:
+    async with running() as manager:
+        session, other = await manager.create_session("a"), await manager.create_session("b")
+        for i in range(2):
+            await session.accept_event(event(i, i))
+            await session.next_chunk()
+        chunks = session.replay(await session.log())
+        await anext(chunks)
+        gate = Gate()
+        with at(manager, "forward:1", gate, "b"):
+            busy = asyncio.create_task(other.next_chunk())
+            await asyncio.to_thread(gate.reached.wait)
+            playing = asyncio.create_task(anext(chunks))
+            await asyncio.sleep(0)  # its event waits at the engine now
+            playing.cancel()
+            await asyncio.sleep(0)
+            assert not playing.done()
+            gate.open()
+            with pytest.raises(asyncio.CancelledError):
+                await playing
+            await busy
+        assert session.view.event_floor == 3
