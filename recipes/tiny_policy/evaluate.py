@@ -1,6 +1,7 @@
 """Does the policy solve the tasks? Thousands of scenes at once, in this process.
 
     python -m recipes.tiny_policy.evaluate recipes/tiny_policy/model [--episodes 540] [--delay 4] [--rtc auto] [--json]
+    python -m recipes.tiny_policy.evaluate recipes/tiny_policy/model --url ws://127.0.0.1:8000  # the same over a socket
 
 Owns: the clock of ticks, the delay, the count. Every run has the same scenes and the same noise (both by ``--seed``), so runs
 are paired: a difference is the condition's. A robot asks for a new chunk every ``EXECUTED`` ticks; the chunk is computed
@@ -31,22 +32,12 @@ from realtime_omni.models.pi0.network import Pi0Network
 from realtime_omni.rtc.modes import Mode, Settings, step_rule
 from realtime_omni.rtc.previous import Previous
 from recipes.tiny_policy import expert
-from recipes.tiny_policy.policy import Statistics, chunks, inputs_of, look
+from recipes.tiny_policy.policy import Request, Statistics, chunks, inputs_of, look
 from recipes.tiny_policy.shape import EXECUTED, HORIZON
+from recipes.tiny_policy.sockets import SocketRobots
 from recipes.tiny_policy.table import ACTION_DIM, EPISODE_TICKS, TASKS, Scene, new_scenes, step, succeeded
 
 Z95 = 1.959964  # of the normal distribution, two-sided
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a policy is asked: ``left`` [B, n, 3] of the chunk that is executed, in robot units (n may be 0), the ``delay``
-    after which the answer arrives, and the noise [B, H, 3] of this request."""
-
-    scene: Scene
-    left: Tensor
-    delay: int
-    noise: Tensor
 
 
 Ask = Callable[[Request], Tensor]
@@ -78,7 +69,7 @@ def run(scene: Scene, ask: Ask, *, delay: int, generator: torch.Generator, scale
         return torch.randn(rows, HORIZON, ACTION_DIM, generator=generator, device=device)
 
     # The robot stands still until its first chunk is there.
-    current, start = ask(Request(scene, nothing_left(rows, device), 0, noise())), 0
+    current, start = ask(Request(scene, nothing_left(rows, device), delay, noise())), 0
     asked, arrives = 0, -1
     coming: Tensor | None = None
     before: Tensor | None = None
@@ -186,6 +177,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--cameras", choices=("as they are", "blank"), default="as they are")
     parser.add_argument("--policy", choices=("checkpoint", "expert", "random"), default="checkpoint")
     parser.add_argument("--tasks", type=int, nargs="+", default=list(range(len(TASKS))))
+    parser.add_argument(
+        "--url", help="robots over a socket; the server then owns the weights and --rtc says what it runs"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object and nothing else")
     args = parser.parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -193,15 +187,20 @@ def main(argv: list[str] | None = None) -> int:
     task = torch.tensor(args.tasks, device=device).repeat(-(-args.episodes // len(args.tasks)))[: args.episodes]
     scene = new_scenes(args.episodes, generator, task)
     network, statistics = load(args.folder, device)
+    scale = statistics.action_std[:2]
     # Of its own: the noise of a run does not depend on whether words were shuffled.
     shuffling = torch.Generator(device=device).manual_seed(args.seed)
     words = shuffled(task, shuffling) if args.instruction == "shuffled" else None
-    ask: Ask = {"expert": expert_policy, "random": random_policy}.get(
-        args.policy, network_policy(network, statistics, args.rtc, cameras=args.cameras, task=words)
-    )
-    outcome = run(scene, ask, delay=args.delay, generator=generator, scale=statistics.action_std[:2])
+    if args.url is not None:
+        names = task if words is None else words
+        with SocketRobots(args.url, args.episodes, names, args.seed, network.shape.image_size, args.cameras) as robots:
+            outcome = run(scene, robots.ask, delay=args.delay, generator=generator, scale=scale)
+    else:
+        asked = network_policy(network, statistics, args.rtc, cameras=args.cameras, task=words)
+        ask = {"expert": expert_policy, "random": random_policy}.get(args.policy, asked)
+        outcome = run(scene, ask, delay=args.delay, generator=generator, scale=scale)
     conditions = {name: getattr(args, name) for name in ("delay", "rtc", "instruction", "cameras", "policy", "seed")}
-    told = report(scene, outcome, {**conditions, "rtc": str(args.rtc), "device": device.type})
+    told = report(scene, outcome, {**conditions, "rtc": str(args.rtc), "over": "socket" if args.url else device.type})
     sys.stdout.write(json.dumps(told, indent=None if args.json else 2) + "\n")
     return 0
 

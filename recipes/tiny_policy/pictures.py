@@ -35,6 +35,7 @@ PLATE, GOAL, STEEL = (0.97, 0.72, 0.18), (0.45, 0.28, 0.60), (0.20, 0.22, 0.26)
 TRAY_RIM, TRAY_FLOOR = (0.97, 0.96, 0.93), (0.72, 0.74, 0.78)
 FLOOR, SHINE = (0.30, 0.32, 0.36), (0.93, 0.94, 0.96)
 SHADOW = 0.35  # of the light that is missing
+SIDE_LAYERS = 6  # of a block's side
 SIDE = 0.62  # of the light that a front side gets
 
 Point = tuple[Tensor, Tensor]
@@ -155,8 +156,10 @@ class _Canvas:
 
         self.shade(shape(-0.01 - 0.3 * height), SHADOW)
         # The front side is the union of the box at several heights.
-        sides = [shape(height + part * BLOCK_HEIGHT) for part in (0.0, 0.33, 0.67)]
-        self.paint(torch.minimum(torch.minimum(sides[0], sides[1]), sides[2]), colour * SIDE)
+        side = shape(height)
+        for part in range(1, SIDE_LAYERS):
+            side = torch.minimum(side, shape(height + part / SIDE_LAYERS * BLOCK_HEIGHT))
+        self.paint(side, colour * SIDE)
         top = shape(height + BLOCK_HEIGHT)
         self.paint(top, colour)
         self.paint(top + 0.012, colour + (1 - colour) * 0.18)

@@ -128,3 +128,14 @@ class FlowLoss(nn.Module):
 def look(scene: Scene, size: int) -> Tensor:
     """The scene's pictures, uint8 [B, 2, 3, S, S], a part at a time: painting needs several times their size."""
     return torch.cat([pictures(scene[n : n + 1024], size) for n in range(0, len(scene), 1024)])
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a policy is asked: ``left`` [B, n, 3] of the chunk that is executed, in robot units (n may be 0), the ``delay``
+    after which the answer arrives, and the noise [B, H, 3] of this request."""
+
+    scene: Scene
+    left: Tensor
+    delay: int
+    noise: Tensor

@@ -231,7 +231,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--robots", type=int, default=8192, help="robots a GPU")
     parser.add_argument("--pool", type=int, default=524288, help="labelled scenes kept a GPU")
     parser.add_argument("--first-rounds", type=int, default=40, help="rounds of the robots before the first step")
-    parser.add_argument("--gather-every", type=int, default=8, help="steps between two rounds of the robots")
+    parser.add_argument("--gather-every", type=int, default=24, help="steps between two rounds of the robots")
     parser.add_argument(
         "--dagger-from", type=float, default=0.35, help="share of the time before the policy leads robots"
     )

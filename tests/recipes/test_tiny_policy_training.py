@@ -19,7 +19,7 @@ from realtime_omni.rtc.modes import Mode  # noqa: E402
 from recipes.tiny_policy import checkpoint, evaluate, expert, train  # noqa: E402
 from recipes.tiny_policy.data import Collector, Pool  # noqa: E402
 from recipes.tiny_policy.pictures import CAMERAS, pictures  # noqa: E402
-from recipes.tiny_policy.policy import FlowLoss, Statistics, encode, inputs_of  # noqa: E402
+from recipes.tiny_policy.policy import FlowLoss, Request, Statistics, encode, inputs_of  # noqa: E402
 from recipes.tiny_policy.shape import (  # noqa: E402
     EXECUTED,
     HORIZON,
@@ -219,7 +219,7 @@ def test_a_chunk_that_arrives_late_goes_on_at_its_own_tick():
     asked: list[tuple[int, int]] = []
     executed: list[float] = []
 
-    def ask(request: evaluate.Request) -> torch.Tensor:
+    def ask(request: Request) -> torch.Tensor:
         tick = len(executed)
         asked.append((request.left.shape[1], request.delay))
         plan = torch.zeros(1, HORIZON, ACTION_DIM)
@@ -236,7 +236,7 @@ def test_a_chunk_that_arrives_late_goes_on_at_its_own_tick():
         patch.setattr(evaluate, "step", counted)
         outcome(ask, 1, delay=5)
     assert executed[:40] == pytest.approx(list(range(40)), abs=1e-2)
-    assert asked[:3] == [(0, 0), (HORIZON - EXECUTED, 5), (HORIZON - EXECUTED, 5)]
+    assert asked[:3] == [(0, 5), (HORIZON - EXECUTED, 5), (HORIZON - EXECUTED, 5)]
 
 
 def test_a_delay_that_a_chunk_cannot_bridge_is_refused():
@@ -251,7 +251,7 @@ def test_a_guided_chunk_keeps_to_what_is_left_of_the_old_one(loaded: Policy):
     noise = torch.randn(6, HORIZON, ACTION_DIM, generator=generator(2))
     off = {}
     for mode in (Mode.NONE, Mode.IDENTITY, Mode.VJP, Mode.TRAINED):
-        chunk = evaluate.network_policy(net, statistics(), mode)(evaluate.Request(scene, left, 4, noise))
+        chunk = evaluate.network_policy(net, statistics(), mode)(Request(scene, left, 4, noise))
         off[mode] = (chunk[:, :4] - left[:, :4]).abs().mean().item()
     assert off[Mode.IDENTITY] < 0.5 * off[Mode.NONE]
     assert off[Mode.VJP] < 0.5 * off[Mode.NONE]

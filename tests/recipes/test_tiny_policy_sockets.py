@@ -1,0 +1,84 @@
+"""tiny-policy's robots on the real server: the same chunks as in the simulator's process, and the delay that was meant."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("fastapi")
+pytest.importorskip("tokenizers")
+
+from realtime_omni.config import load as load_config  # noqa: E402
+from realtime_omni.manager import SessionManager  # noqa: E402
+from realtime_omni.models.common.noise import block_noise  # noqa: E402
+from realtime_omni.models.pi0.network import Pi0Network  # noqa: E402
+from realtime_omni.rtc.modes import Mode  # noqa: E402
+from realtime_omni.server.run import robot_backend  # noqa: E402
+from recipes.tiny_policy import checkpoint, evaluate, train  # noqa: E402
+from recipes.tiny_policy.policy import Request, Statistics  # noqa: E402
+from recipes.tiny_policy.shape import EXECUTED, HORIZON, TRY, network_config  # noqa: E402
+from recipes.tiny_policy.sockets import SocketRobots, noise_seed  # noqa: E402
+from recipes.tiny_policy.table import ACTION_DIM, new_scenes  # noqa: E402
+from server.robot_server import served  # noqa: E402
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "tiny_policy" / "serve.yaml"
+ROBOTS, SEED, DELAY = 3, 5, 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny_policy")
+    torch.manual_seed(1)
+    net = Pi0Network(network_config(TRY))
+    train.initialise(net)
+    torch.nn.init.normal_(net.action_out.weight, std=0.1)
+    unit = torch.ones(3)
+    checkpoint.write(path, net.state_dict(), Statistics(unit * 0.1, unit * 0.3, unit * 0.05, unit * 0.15), TRY)
+    return path
+
+
+@pytest.fixture
+def url(folder: Path) -> Iterator[str]:
+    """The server on a thread of its own: the robots' side is synchronous, as the simulator is."""
+    ready, stop, found = threading.Event(), asyncio.Event(), []
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        config = load_config(str(RECIPE), {}, [f"options.checkpoint={folder}", "options.rtc.mode=identity"])
+        async with SessionManager(config=config) as manager:
+            backend = robot_backend(manager)
+            assert backend is not None
+            async with served(backend) as address:
+                found.append(address)
+                ready.set()
+                await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    assert ready.wait(60)
+    yield found[0]
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(60)
+    assert not thread.is_alive()
+    loop.close()
+
+
+def test_over_the_socket_robots_get_the_chunks_of_the_network_and_the_delay_that_was_meant(url: str, folder: Path):
+    scene = new_scenes(ROBOTS, torch.Generator().manual_seed(2), torch.tensor([0, 1, 7]))
+    network, statistics = evaluate.load(folder, torch.device("cpu"))
+    here = evaluate.network_policy(network, statistics, Mode.IDENTITY)
+    left = evaluate.nothing_left(ROBOTS, torch.device("cpu"))
+    with SocketRobots(url, ROBOTS, scene.task, SEED, TRY.vision.image_size, "as they are") as robots:
+        for number in range(3):
+            seeds = [noise_seed(SEED, row, number) for row in range(ROBOTS)]
+            noise = torch.stack([block_noise(seed, 0, 0, (HORIZON, ACTION_DIM)) for seed in seeds])
+            request = Request(scene, left, DELAY, noise)
+            there = robots.ask(request)
+            assert torch.allclose(there, here(request), atol=1e-4)
+            left = there[:, EXECUTED:]
+    assert robots.delays_used == [0] * ROBOTS + [DELAY] * 2 * ROBOTS
