@@ -47,7 +47,9 @@ class Registry(Generic[E]):
             raise ArgumentError("session_id must be 1-64 of A-Z a-z 0-9 . _ -", path="session_id")
         claimed = SessionId(session_id)
         if claimed in self._live:
-            raise StateError(f"session {session_id!r} exists", code=ErrorCode.SESSION_EXISTS)
+            raise StateError(
+                f"session {session_id!r} exists; close it or choose another id", code=ErrorCode.SESSION_EXISTS
+            )
         self._generations += 1
         return claimed, Generation(self._generations)
 
