@@ -10,7 +10,7 @@ Owns: the running robots, the pool. Must not know: the network; a policy is a fu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -22,12 +22,29 @@ from recipes.tiny_policy.table import EPISODE_TICKS, PUSH, TASKS, Scene, new_sce
 Act = Callable[[Scene], Tensor]
 """Scenes to chunks [B, H, 3] in robot units."""
 
+LONGEST_GIVEN = HORIZON // 2
 ROUND = 4  # ticks between two labels of one robot
 STAYS = 2  # rounds that a robot goes on after it has succeeded
 DISTURBED = 0.6  # of the expert's robots
 DRIFT, TREMBLE = 0.12, 0.08  # m/s, of a round and of a tick
 FLIP = 0.04  # chance a round that the gripper does the opposite
 PUSH_WEIGHT = 3.0  # the T is the hardest task: it is drawn so many times as often as another
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """Scenes and chunks [B, H, 3]: ``free``, the expert's; ``continued``: of the expert after ``given`` [B] actions that are
+    already decided, be they good or not, as it is for a robot whose chunk comes late."""
+
+    scene: Scene
+    free: Tensor
+    continued: Tensor
+    given: Tensor
+
+    def chosen(self, share: float) -> tuple[Tensor, Tensor]:
+        """Chunks and how many actions of each are given: ``share`` of the rows continue, the others are free."""
+        continues = torch.rand(len(self.given), device=self.given.device) < share
+        return torch.where(continues[:, None, None], self.continued, self.free), torch.where(continues, self.given, 0)
 
 
 class Collector:
@@ -45,18 +62,19 @@ class Collector:
         self._disturbed = self._chance(DISTURBED)
         self._led = torch.zeros(count, dtype=torch.bool, device=device)
 
-    def gather(self, policy: Act | None = None, share: float = 0.0) -> tuple[Scene, Tensor]:
-        """Every robot's scene with the expert's chunk [B, H, 3]; then all go on for a round.
+    def gather(self, policy: Act | None = None, share: float = 0.0) -> Labelled:
+        """Every robot's scene with the expert's chunks; then all go on for a round.
 
         New episodes are the policy's with a chance of ``share``."""
         scene, label = self.scene, expert.chunk(self.scene, HORIZON)
-        done = self._disturb(label[:, :ROUND])
+        done = self._disturb(label[:, :LONGEST_GIVEN])
         if policy is not None and bool(self._led.any()):
-            done[self._led] = policy(scene[self._led])[:, :ROUND]
-        for tick in range(ROUND):
-            self.scene = step(self.scene, done[:, tick])
+            done[self._led] = policy(scene[self._led])[:, :LONGEST_GIVEN].to(done.dtype)
+        given = int(torch.randint(1, LONGEST_GIVEN + 1, (), generator=self._generator, device=self._generator.device))
+        continued = torch.cat((done[:, :given], expert.chunk(_after(scene, done[:, :given]), HORIZON - given)), dim=1)
+        self.scene = _after(scene, done[:, :ROUND])
         self._begin_again(share if policy is not None else 0.0)
-        return scene, label
+        return Labelled(scene, label, continued, torch.full_like(scene.task, given))
 
     def _disturb(self, actions: Tensor) -> Tensor:
         rows, ticks, _ = actions.shape
@@ -92,31 +110,46 @@ class Pool:
     def __init__(self, capacity: int, generator: torch.Generator) -> None:
         self._capacity = capacity
         self._generator = generator
-        self._scene: Scene | None = None
-        self._label: Tensor | None = None
+        self._kept: Labelled | None = None
         self._at = 0
         self.count = 0
 
-    def add(self, scene: Scene, label: Tensor) -> None:
-        if self._scene is None or self._label is None:
-            self._scene, self._label = _room(scene, self._capacity), label.new_empty(self._capacity, *label.shape[1:])
-        place = (torch.arange(len(label), device=label.device) + self._at) % self._capacity
+    def add(self, new: Labelled) -> None:
+        if self._kept is None:
+            self._kept = Labelled(
+                _room(new.scene, self._capacity),
+                *(_empty(t, self._capacity) for t in (new.free, new.continued, new.given)),
+            )
+        rows = len(new.given)
+        place = (torch.arange(rows, device=new.given.device) + self._at) % self._capacity
         for field in fields(Scene):
-            getattr(self._scene, field.name)[place] = getattr(scene, field.name)
-        self._label[place] = label
-        self._at = (self._at + len(label)) % self._capacity
-        self.count = min(self._capacity, self.count + len(label))
+            getattr(self._kept.scene, field.name)[place] = getattr(new.scene, field.name)
+        self._kept.free[place], self._kept.continued[place], self._kept.given[place] = (
+            new.free,
+            new.continued,
+            new.given,
+        )
+        self._at = (self._at + rows) % self._capacity
+        self.count = min(self._capacity, self.count + rows)
 
-    def batch(self, rows: int) -> tuple[Scene, Tensor]:
-        """Random scenes and their chunks."""
-        if self._scene is None or self._label is None:
+    def batch(self, rows: int) -> Labelled:
+        """Random scenes and their chunks. Raises ValueError while there are none."""
+        if self._kept is None:
             raise ValueError("the pool is empty")
-        index = torch.randint(0, self.count, (rows,), generator=self._generator, device=self._label.device)
-        return self._scene[index], self._label[index]
+        kept = self._kept
+        index = torch.randint(0, self.count, (rows,), generator=self._generator, device=kept.given.device)
+        return Labelled(kept.scene[index], kept.free[index], kept.continued[index], kept.given[index])
+
+
+def _after(scene: Scene, actions: Tensor) -> Scene:
+    for tick in range(actions.shape[1]):
+        scene = step(scene, actions[:, tick])
+    return scene
+
+
+def _empty(tensor: Tensor, capacity: int) -> Tensor:
+    return tensor.new_zeros(capacity, *tensor.shape[1:])
 
 
 def _room(scene: Scene, capacity: int) -> Scene:
-    def room(tensor: Tensor) -> Tensor:
-        return tensor.new_zeros(capacity, *tensor.shape[1:])
-
-    return Scene(*(room(getattr(scene, field.name)) for field in fields(Scene)))
+    return Scene(*(_empty(getattr(scene, field.name), capacity) for field in fields(Scene)))

@@ -94,27 +94,23 @@ def chunks(network: Pi0Network, inputs: PolicyInputs, noise: Tensor, rule: StepR
 class FlowLoss(nn.Module):
     """Flow matching of pi0 (arXiv 2410.24164): the squared error of the velocity noise - action at a random time.
 
-    ``draws``: times and noises per observation, whose prefix is computed once. ``prefix_share``: of the rows that are given
-    a clean beginning of the chunk, of up to half of it, to continue (training-time real-time chunking, arXiv 2512.05964);
-    what is given does not count.
+    ``draws``: times and noises per observation, whose prefix is computed once. A chunk may come with a clean beginning to
+    continue (training-time real-time chunking, arXiv 2512.05964); what is given does not count.
     """
 
-    def __init__(self, network: Pi0Network, draws: int, prefix_share: float) -> None:
+    def __init__(self, network: Pi0Network, draws: int) -> None:
         super().__init__()
-        self.network, self.draws, self.prefix_share = network, draws, prefix_share
+        self.network, self.draws = network, draws
 
-    def forward(self, inputs: PolicyInputs, actions: Tensor) -> Tensor:
-        """The mean loss of chunks [B, H, A] in model space."""
+    def forward(self, inputs: PolicyInputs, actions: Tensor, length: Tensor) -> Tensor:
+        """The mean loss of chunks [B, H, A] in model space, of which the first ``length`` [B] actions are given."""
         kv = encode(self.network, inputs)
         kv = PrefixKV(tuple(map(self._spread, kv.keys)), tuple(map(self._spread, kv.values)), self._spread(kv.mask))
         actions = self._spread(actions)
         rows, horizon, _ = actions.shape
-        device = actions.device
-        t = torch.rand(rows, 1, device=device) ** (1 / LATE) * TIME_SCALE + TIME_OFFSET
-        length = torch.randint(1, horizon // 2 + 1, (rows, 1), device=device)
-        length = torch.where(torch.rand(rows, 1, device=device) < self.prefix_share, length, 0)
-        given = torch.arange(horizon, device=device) < length
-        t = torch.where(given, 0.0, t.expand(-1, horizon))
+        t = torch.rand(rows, 1, device=actions.device) ** (1 / LATE) * TIME_SCALE + TIME_OFFSET
+        given = torch.arange(horizon, device=actions.device) < self._spread(length)[:, None]
+        t = torch.where(given, 0.0, t)
         noise = torch.randn_like(actions)
         x = torch.lerp(actions, noise, t[..., None])
         v = self.network.denoise_step(x, t, DensePrefixAttention(kv))

@@ -156,10 +156,10 @@ def _after_keys(layer: nn.Module) -> list[nn.Parameter]:
 def fill(run: Run, collector: Collector, pool: Pool) -> None:
     """Rounds of every robot with the expert, and the statistics from them."""
     for _ in range(run.args.first_rounds):
-        pool.add(*collector.gather())
+        pool.add(collector.gather())
     if run.statistics is None:
-        scene, label = pool.batch(min(pool.count, 100_000))
-        run.statistics = Statistics.of(state_of(scene), label)
+        seen = pool.batch(min(pool.count, 100_000))
+        run.statistics = Statistics.of(state_of(seen.scene), seen.free)
     if run.team.size > 1:
         for value in run.statistics.tensors():
             dist.broadcast(value, 0)
@@ -168,17 +168,18 @@ def fill(run: Run, collector: Collector, pool: Pool) -> None:
 def train(run: Run, collector: Collector, pool: Pool) -> None:
     args, statistics = run.args, run.statistics
     assert statistics is not None
-    loss_of: nn.Module = FlowLoss(run.net, args.draws, args.prefix_share)
+    loss_of: nn.Module = FlowLoss(run.net, args.draws)
     paint = pictures
     if args.compile:
         loss_of, paint = torch.compile(loss_of), torch.compile(pictures, dynamic=False)
     size = run.geometry.vision.image_size
 
     def gradients() -> Tensor:
-        scene, label = pool.batch(args.batch)
-        inputs = inputs_of(scene, paint(scene, size), statistics)
+        seen = pool.batch(args.batch)
+        actions, given = seen.chosen(args.continued)
+        inputs = inputs_of(seen.scene, paint(seen.scene, size), statistics)
         with autocast(run.team.device):
-            loss: Tensor = loss_of(inputs, statistics.model_actions(label))
+            loss: Tensor = loss_of(inputs, statistics.model_actions(actions), given)
         loss.backward()
         return loss.detach()
 
@@ -193,7 +194,7 @@ def train(run: Run, collector: Collector, pool: Pool) -> None:
         if run.steps % args.gather_every == 0:
             if leads:
                 run.refresh_leader()
-            pool.add(*collector.gather(run.act if leads else None, DAGGER_SHARE))
+            pool.add(collector.gather(run.act if leads else None, DAGGER_SHARE))
         for optimizer in run.optimizers:
             optimizer.zero_grad(set_to_none=True)
         set_lr(run.optimizers, run.steps, progress)
@@ -227,7 +228,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--tasks", type=int, nargs="+", default=list(range(len(TASKS))), help="default: all of them")
     parser.add_argument("--batch", type=int, default=1024, help="scenes a step and GPU")
     parser.add_argument("--draws", type=int, default=4, help="flow times per scene")
-    parser.add_argument("--prefix-share", type=float, default=0.25, help="of the chunks, whose beginning is given")
+    parser.add_argument("--continued", type=float, default=0.4, help="share of chunks that continue decided actions")
     parser.add_argument("--robots", type=int, default=8192, help="robots a GPU")
     parser.add_argument("--pool", type=int, default=524288, help="labelled scenes kept a GPU")
     parser.add_argument("--first-rounds", type=int, default=40, help="rounds of the robots before the first step")

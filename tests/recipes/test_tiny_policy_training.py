@@ -35,6 +35,7 @@ from recipes.tiny_policy.table import (  # noqa: E402
     Scene,
     new_scenes,
     state_of,
+    step,
 )
 
 
@@ -131,15 +132,35 @@ def test_the_loss_of_a_silent_network_is_the_variance_of_noise_and_actions():
     inputs = inputs_of(scene, pictures(scene, TRY.vision.image_size), statistics())
     torch.manual_seed(1)
     actions = torch.randn(90, HORIZON, ACTION_DIM)
-    loss = FlowLoss(Constant(network_config(TRY)), draws=4, prefix_share=0.5)(inputs, actions)
+    loss = FlowLoss(Constant(network_config(TRY)), draws=4)(inputs, actions, torch.arange(90) % 9)
     assert loss.item() == pytest.approx(2.0, abs=0.1)  # noise and actions of variance 1 each
 
 
 def test_a_collector_labels_every_scene_with_the_experts_own_chunk():
     collector = Collector(64, generator())
     for _ in range(3):
-        scene, label = collector.gather()
-    assert torch.equal(label, expert.chunk(scene, HORIZON))
+        seen = collector.gather()
+    assert torch.equal(seen.free, expert.chunk(seen.scene, HORIZON))
+
+
+def test_a_continued_chunk_is_the_experts_answer_to_what_was_already_decided():
+    collector = Collector(64, generator())
+    for _ in range(3):
+        seen = collector.gather()
+    given, scene = int(seen.given[0]), seen.scene
+    for tick in range(given):
+        scene = step(scene, seen.continued[:, tick])
+    assert torch.equal(seen.continued[:, given:], expert.chunk(scene, HORIZON - given))
+    assert not torch.equal(seen.continued[:, :given], seen.free[:, :given])  # hands were disturbed
+
+
+def test_free_and_continued_chunks_are_mixed_by_share():
+    seen = Collector(400, generator()).gather()
+    actions, given = seen.chosen(0.25)
+    continues = given > 0
+    assert 60 < int(continues.sum()) < 140
+    assert torch.equal(actions[continues], seen.continued[continues])
+    assert torch.equal(actions[~continues], seen.free[~continues])
 
 
 def test_a_policy_leads_its_share_of_new_episodes():
@@ -163,23 +184,23 @@ def test_a_pool_keeps_the_latest():
         pool.batch(1)
     collector = Collector(32, generator())
     for _ in range(3):
-        pool.add(*(latest := collector.gather()))
+        pool.add(latest := collector.gather())
     assert pool.count == 48
-    drawn = {tuple(row) for row in pool.batch(400)[0].tool.tolist()}
-    assert {tuple(row) for row in latest[0].tool.tolist()} <= drawn
+    drawn = {tuple(row) for row in pool.batch(400).scene.tool.tolist()}
+    assert {tuple(row) for row in latest.scene.tool.tolist()} <= drawn
 
 
 def test_flow_matching_learns_a_batch_by_heart():
     net, scene = network(), scenes(9)
     inputs = inputs_of(scene, pictures(scene, TRY.vision.image_size), statistics())
     actions = statistics().model_actions(expert.chunk(scene, HORIZON))
-    loss_of = FlowLoss(net, draws=4, prefix_share=0.25)
+    loss_of = FlowLoss(net, draws=4)
     optimizers = train.make_optimizers(net, muon_lr=0.02, adam_lr=3e-3)
     losses = []
     for _ in range(40):
         for optimizer in optimizers:
             optimizer.zero_grad()
-        loss = loss_of(inputs, actions)
+        loss = loss_of(inputs, actions, torch.arange(9) % 2 * 4)
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
