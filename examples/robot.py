@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from realtime_omni_client import PolicyStream
+from realtime_omni_client import ConnectError, PolicyStream
 
 REPLAN_EVERY = 4
 
@@ -54,7 +54,10 @@ def main() -> None:
     parser.add_argument("--hz", type=float, default=15.0)
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args()
-    executed, held = asyncio.run(drive(options.url, options.hz, options.steps))
+    try:
+        executed, held = asyncio.run(drive(options.url, options.hz, options.steps))
+    except ConnectError as error:
+        raise SystemExit(f"{options.url}: {error}") from None
     print(f"{executed} actions executed, {held} steps held still")
 
 
