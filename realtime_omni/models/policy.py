@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from realtime_omni.errors import ArgumentError, ErrorCode
-from realtime_omni.models.base import WorldModel
+from realtime_omni.models.base import ControlReducer, LatestWinsReducer, ModelSpec, Step, StepBatch, WorldModel
 from realtime_omni.session.observation import Observation
+from realtime_omni.session.values import SessionEvent
 
 ACTIONS = "actions"
 """Name of a policy's artifact: float32 [horizon, action_dim] in the robot's units, layout TA."""
@@ -69,3 +70,34 @@ class PolicyModel(WorldModel, Protocol):
         Called on the engine's thread between the pieces of other ticks: it must be quick, and may leave what is slow to
         find out to ``step``."""
         ...
+
+
+class PolicyBase:
+    """What policies answer alike: they take no events, have no history and no start pictures, and hold nothing to give back."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """With ``policy`` set."""
+        raise NotImplementedError
+
+    def understand(self, event: SessionEvent) -> str | None:
+        raise ArgumentError("a policy takes observations, no events", path="event")
+
+    def check_observation(self, observation: Observation) -> None:
+        assert self.spec.policy is not None
+        self.spec.policy.check(observation)
+
+    def new_reducer(self) -> ControlReducer:
+        return LatestWinsReducer()
+
+    def needs_prefill(self, state: Any) -> bool:
+        return False
+
+    def prefill(self, batch: StepBatch) -> Step:
+        raise NotImplementedError("a policy has no history")
+
+    def close(self, state: Any) -> None:
+        """Nothing beside the state itself."""
+
+    def start_image(self, name: str) -> bytes:
+        raise KeyError(name)

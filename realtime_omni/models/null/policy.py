@@ -14,12 +14,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from realtime_omni.errors import ArgumentError
 from realtime_omni.kv.capacity import KVSpec
 from realtime_omni.models.base import (
     Checkpoint,
-    ControlReducer,
-    LatestWinsReducer,
     ModelSpec,
     PackedState,
     RowOutput,
@@ -29,9 +26,8 @@ from realtime_omni.models.base import (
     StepRow,
 )
 from realtime_omni.models.common.packing import fingerprint, unpack_values
-from realtime_omni.models.policy import ACTIONS, PolicySpec
-from realtime_omni.session.observation import Observation
-from realtime_omni.session.values import Artifact, ArtifactSpec, ChunkMetadata, Modality, Representation, SessionEvent
+from realtime_omni.models.policy import ACTIONS, PolicyBase, PolicySpec
+from realtime_omni.session.values import Artifact, ArtifactSpec, ChunkMetadata, Modality, Representation
 
 if TYPE_CHECKING:
     from realtime_omni.config import Config
@@ -62,7 +58,7 @@ class _Saved(msgspec.Struct, forbid_unknown_fields=True):
     chunks: Annotated[int, Meta(ge=0)]
 
 
-class NullPolicy:
+class NullPolicy(PolicyBase):
     """``actions[i] = state + i``, as far as the state is wide, else ``i``."""
 
     def __init__(self, options: NullPolicyOptions | None = None) -> None:
@@ -99,22 +95,6 @@ class NullPolicy:
     def open(self, setup: SessionSetup) -> NullPolicyState:
         return NullPolicyState()
 
-    def understand(self, event: SessionEvent) -> str | None:
-        raise ArgumentError("a policy takes observations, no events", path="event")
-
-    def check_observation(self, observation: Observation) -> None:
-        assert self._spec.policy is not None
-        self._spec.policy.check(observation)
-
-    def new_reducer(self) -> ControlReducer:
-        return LatestWinsReducer()
-
-    def needs_prefill(self, state: NullPolicyState) -> bool:
-        return False
-
-    def prefill(self, batch: StepBatch) -> Step:
-        raise NotImplementedError("a policy has no history")
-
     def step(self, batch: StepBatch) -> Step:
         began_s, step_s = time.perf_counter(), self.options.policy_ms / self.options.steps / 1000
         for number in range(1, self.options.steps + 1):
@@ -131,12 +111,6 @@ class NullPolicy:
 
     def fingerprint(self) -> str:
         return self._fingerprint
-
-    def close(self, state: NullPolicyState) -> None:
-        """Nothing to give back."""
-
-    def start_image(self, name: str) -> bytes:
-        raise KeyError(name)
 
     def _output(self, row: StepRow) -> RowOutput:
         observation, options = row.tick.observation, self.options

@@ -21,8 +21,6 @@ from realtime_omni.errors import ArgumentError, OmniError, TickError
 from realtime_omni.kv.capacity import KVSpec
 from realtime_omni.models.base import (
     Checkpoint,
-    ControlReducer,
-    LatestWinsReducer,
     ModelSpec,
     PackedState,
     RowOutput,
@@ -39,12 +37,12 @@ from realtime_omni.models.common.vla.denoise import Flow, FlowRow, make_flows
 from realtime_omni.models.common.vla.memory import MOST_PLANNED, KeptPrefix, Planned, VLAState
 from realtime_omni.models.common.vla.network import PolicyInputs, picture_features
 from realtime_omni.models.common.vla.policy import Policy
-from realtime_omni.models.policy import ACTIONS, PolicySpec
+from realtime_omni.models.policy import ACTIONS, PolicyBase, PolicySpec
 from realtime_omni.rtc.ensemble import Stamped, ensemble
 from realtime_omni.rtc.modes import Mode, Settings
 from realtime_omni.rtc.previous import remaining
 from realtime_omni.session.observation import Observation
-from realtime_omni.session.values import Artifact, ArtifactSpec, ChunkMetadata, Modality, Representation, SessionEvent
+from realtime_omni.session.values import Artifact, ArtifactSpec, ChunkMetadata, Modality, Representation
 
 NO_JOIN = Settings(mode=Mode.NONE)
 
@@ -61,7 +59,7 @@ class _Row:
     features: Tensor | None = None
 
 
-class VLAModel:
+class VLAModel(PolicyBase):
     """A :class:`~realtime_omni.models.policy.PolicyModel`. ``rtc``: how chunks continue each other; ``reuse``: keep a
     session's prefix for its next observation."""
 
@@ -111,24 +109,11 @@ class VLAModel:
     def open(self, setup: SessionSetup) -> VLAState:
         return VLAState()
 
-    def understand(self, event: SessionEvent) -> str | None:
-        raise ArgumentError("a policy takes observations, no events", path="event")
-
     def check_observation(self, observation: Observation) -> None:
-        assert self._spec.policy is not None
-        self._spec.policy.check(observation)
+        super().check_observation(observation)
         shape = self.network.shape
         if observation.noise is not None and observation.noise.shape != (shape.horizon, shape.action_dim):
             raise ArgumentError(f"noise is [{shape.horizon}, {shape.action_dim}]", path="noise")
-
-    def new_reducer(self) -> ControlReducer:
-        return LatestWinsReducer()
-
-    def needs_prefill(self, state: VLAState) -> bool:
-        return False
-
-    def prefill(self, batch: StepBatch) -> Step:
-        raise NotImplementedError("a policy has no history")
 
     def step(self, batch: StepBatch) -> Step:
         yield Checkpoint("forward", "images")
@@ -168,12 +153,6 @@ class VLAModel:
     def _fingerprint(self) -> str:
         settings = (self._spec.name, self.policy.processing.statistics_id(), repr(self.network.shape), repr(self._rtc))
         return fingerprint(*settings, weights=cast(nn.Module, self.network))
-
-    def close(self, state: VLAState) -> None:
-        """Nothing beside the state itself."""
-
-    def start_image(self, name: str) -> bytes:
-        raise KeyError(name)
 
     # ------------------------------------------------------------------ before the first denoise step
 
