@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from realtime_omni.engine import commands as c
 from realtime_omni.errors import OmniError, SessionGoneError, StateError
+from realtime_omni.session.frame import Frame
 from realtime_omni.session.journal import EventLog
 from realtime_omni.session.observation import Observation
 from realtime_omni.session.values import Chunk, ChunkIndex, EventAcceptance, EventId, SessionEvent, SessionId
@@ -141,6 +142,17 @@ class Session:
             raise
         assert isinstance(chunk, Chunk)
         return chunk
+
+    def feed(self, frame: Frame) -> asyncio.Future[Chunk]:
+        """One frame for a duplex session, behind those fed before; the future gets its tick: the chunk's primary artifact is
+        float32 [1, N] of one frame, ``chunk.signals`` what was told with it. All sessions whose frames wait share a batch.
+
+        At most 64 frames of a session may wait. A future that nobody waits for any more is harmless: its frame is taken in
+        all the same. For a clock, gaps and interruptions see :mod:`realtime_omni.call`, which is built on this.
+
+        Raises CapacityError: too many commands wait for the engine. The future raises ArgumentError (the model cannot take
+        this frame in; nothing has happened), StateError, TickError (see ``rollback``), AbortedError, CapacityError."""
+        return self._manager.send(c.Next(**self._address(), asked_at_s=self._manager.now_s(), frame=frame), quiet=True)
 
     async def reset(
         self, *, prompt: str | None = None, seed: int | None = None, image: Any = None, start: str | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from realtime_omni.session.frame import Frame
 from realtime_omni.session.journal import EventLog
 from realtime_omni.session.observation import Observation
 from realtime_omni.session.values import EventId, Generation, SessionEvent, SessionId
@@ -60,11 +61,14 @@ class Next(SessionCommand):
     """``asked_at_s`` (the engine's clock) says since when somebody waits; None: since the engine read it.
 
     ``observation``: what a policy computes from. It takes the place of one that still waits, whose caller gets
-    SupersededError. A world takes none."""
+    SupersededError. A world takes none.
+
+    ``frame``: what a duplex session takes in. Frames wait in order, and every one is computed."""
 
     outputs: tuple[str, ...] | None = None
     asked_at_s: float | None = None
     observation: Observation | None = None
+    frame: Frame | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -207,13 +207,25 @@ class Desk:
         outputs = entry.outputs
         if command.outputs is not None:
             outputs = resolve_outputs(command.outputs, self._consumer.spec.artifacts)
-        self._check_observation(command.observation)
+        self._check_input(command)
         self._arrivals += 1
         order = self._arrivals if command.observation is None else self._supersede(entry)
         entry.last_used_at_s = self._clock.now_s()
         asked_at_s = entry.last_used_at_s if command.asked_at_s is None else command.asked_at_s
-        waiter = Waiter(command.ticket, outputs, order, asked_at_s, observation=command.observation)
+        waiter = Waiter(
+            command.ticket, outputs, order, asked_at_s, observation=command.observation, frame=command.frame
+        )
         entry.waiters.append(waiter)
+
+    def _check_input(self, command: c.Next) -> None:
+        """A policy's tick carries an observation, a duplex session's a frame, a world's neither. Raises ArgumentError."""
+        is_duplex = self._consumer.spec.duplex is not None
+        if is_duplex != (command.frame is not None):
+            needed = "a duplex model takes frames of sound" if is_duplex else "this model takes no frames of sound"
+            raise ArgumentError(needed, path="frame")
+        if command.frame is not None:
+            self._consumer.check_frame(command.frame)
+        self._check_observation(command.observation)
 
     def _check_observation(self, observation: Observation | None) -> None:
         is_policy = self._consumer.spec.policy is not None

@@ -296,7 +296,7 @@ class Engine:
             self._front.fail(waiter.ticket, refused, entry)
             return None
         try:
-            tick = entry.session.begin_tick(waiter.outputs, waiter.observation)
+            tick = entry.session.begin_tick(waiter.outputs, waiter.observation, waiter.frame)
         except Exception as error:  # the reducer's, whatever its type
             self._tick_failed(entry, waiter, error)
             return None
@@ -430,6 +430,7 @@ class Engine:
             ),
             pages_used=used,
             pages_total=total,
+            signals=result.signals,
         )
         self._front.ok(waiter.ticket, chunk, entry)
 

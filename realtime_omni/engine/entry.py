@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from realtime_omni.engine.consumer import Release
 from realtime_omni.models.base import SessionSetup
+from realtime_omni.session.frame import Frame
 from realtime_omni.session.lifecycle import SessionState
 from realtime_omni.session.observation import Observation
 from realtime_omni.session.session import Session
@@ -32,6 +33,7 @@ class Waiter:
     prefill_s: float = 0.0
     """How much of the wait was the session's own prefill."""
     observation: Observation | None = None
+    frame: Frame | None = None
 
 
 @dataclass(slots=True)

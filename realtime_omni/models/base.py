@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from realtime_omni.models.duplex import DuplexSpec
     from realtime_omni.models.policy import PolicySpec
+    from realtime_omni.session.signals import Signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class ModelSpec:
     """A client may give its own start picture; otherwise one is refused instead of ignored."""
     policy: PolicySpec | None = None
     """Set for a policy, which computes every chunk from an observation; see :mod:`realtime_omni.models.policy`."""
+    duplex: DuplexSpec | None = None
+    """Set for a duplex model, which takes a frame of sound in every tick; see :mod:`realtime_omni.models.duplex`."""
 
     @property
     def primary(self) -> str:
@@ -166,11 +170,12 @@ class StepBatch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RowOutput:
-    """What a row yields: its metadata (must equal the tick), named artifacts, the next state."""
+    """What a row yields: its metadata (must equal the tick), named artifacts, the next state; a duplex model also signals."""
 
     metadata: ChunkMetadata
     artifacts: tuple[Artifact, ...]
     next_state: Any
+    signals: tuple[Signal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from typing import Any
 
 from realtime_omni.errors import ArgumentError, ChunkMetadataError, ErrorCode, StateError
 from realtime_omni.session.controls import ControlReducer, PreparedControls
+from realtime_omni.session.frame import Frame
 from realtime_omni.session.intake import Intake
 from realtime_omni.session.journal import EventLog, Journal, Origin
 from realtime_omni.session.lifecycle import Lifecycle, SessionState, Trigger
@@ -134,7 +135,12 @@ class Session:
                 code=ErrorCode.HORIZON,
             )
 
-    def begin_tick(self, requested_outputs: tuple[str, ...], observation: Observation | None = None) -> TickRequest:
+    def begin_tick(
+        self,
+        requested_outputs: tuple[str, ...],
+        observation: Observation | None = None,
+        frame: Frame | None = None,
+    ) -> TickRequest:
         """Freeze the next tick. Raises StateError, or whatever the reducer raises (then call ``fail_tick``)."""
         self.require_tick()
         if self.in_flight is not None:
@@ -153,6 +159,7 @@ class Session:
             controls=tuple(sorted(prepared.controls, key=lambda c: c.track)),
             requested_outputs=requested_outputs,
             observation=observation,
+            frame=frame,
         )
         self.in_flight = InFlight(tick, events, prepared)
         return tick

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, NewType
 from realtime_omni.errors import ArgumentError, ChunkMetadataError
 
 if TYPE_CHECKING:
+    from realtime_omni.session.frame import Frame
     from realtime_omni.session.observation import Observation
+    from realtime_omni.session.signals import Signal
 
 SessionId = NewType("SessionId", str)
 EventId = NewType("EventId", int)
@@ -231,6 +233,8 @@ class TickRequest:
     requested_outputs: tuple[str, ...] = ()
     observation: Observation | None = None
     """What a policy computes from; None for a world."""
+    frame: Frame | None = None
+    """What a duplex session takes in."""
 
     EXTRA_ARGS_KEY = "ar_diffusion_tick"
 
@@ -404,6 +408,7 @@ class Chunk:
 
     ``first_frame`` counts frames inside the epoch; ``primary_artifact`` is None only on abort or error outputs.
     ``pages_used``: of all sessions, at delivery; the block's own pages count once its clean pass has written them.
+    ``signals``: what a duplex session tells beside its sound.
     """
 
     metadata: ChunkMetadata
@@ -416,6 +421,7 @@ class Chunk:
     timings: ChunkTimings
     pages_used: int
     pages_total: int
+    signals: tuple[Signal, ...] = ()
 
     @property
     def primary_artifact(self) -> Artifact | None:
