@@ -1,0 +1,148 @@
+"""Whatever clients do and whenever the model answers, the promises of live.md hold.
+
+Seeded faults, each of which `Judge` has to find: an id twice; an answer that goes to everybody, or twice, or never;
+`session.closed` twice; an event after it; audio with times on the primary connection; two fixtures at once; an
+injection left without an answer at the end; usage that goes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocols.live.drive import ACTIONS, Driver, Step, faulty, random_steps
+from realtime_omni_protocols.live import LiveServerSide, LiveState
+from realtime_omni_protocols.live import audience as audience_module
+from realtime_omni_protocols.live import server_side as machine
+from realtime_omni_protocols.live.audience import Audience, Origin
+from realtime_omni_protocols.live.server_events import AnyServerEvent, OutputAudioDelta, encode
+
+SEEDS = range(60)
+STEPS: st.SearchStrategy[list[Step]] = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 11)), max_size=50)
+Patch = pytest.MonkeyPatch
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.booleans(), STEPS)
+def test_promises_hold(begun: bool, steps: list[Step]) -> None:
+    before: list[Step] = [("start", 1), ("started", 0)] if begun else []
+    Driver().run([*before, *steps])
+
+
+def test_promises_hold_for_long_sessions() -> None:
+    assert faulty(Driver, SEEDS) is None
+
+
+def test_every_event_is_reached() -> None:
+    seen: set[str] = set()
+    for seed in SEEDS:
+        seen |= {event["type"] for event in Driver().run(random_steps(seed)).events}
+    assert len(seen) == 18
+
+
+def one_id(patch: Patch) -> None:
+    patch.setattr(Audience, "new_id", lambda self: "event_1")
+
+
+def answer_to_all(patch: Patch) -> None:
+    tell = Audience.tell
+
+    def shout(self: Audience, event: object, origin: Origin | None = None) -> object:
+        return [
+            sent
+            for peer in list(self._peers)
+            for sent in tell(self, event, origin and Origin(peer, origin.client_event_id))  # type: ignore[arg-type]
+            if getattr(sent, "peer", None) == peer
+        ]
+
+    patch.setattr(Audience, "tell", shout)
+
+
+def answer_twice(patch: Patch) -> None:
+    update = LiveServerSide._update
+    patch.setattr(LiveServerSide, "_update", lambda self, *a: [*update(self, *a), *update(self, *a)])
+
+
+def answer_never(patch: Patch) -> None:
+    def swallow(self: LiveServerSide, ticket: int, *times: int) -> list[object]:
+        self._waiting.pop(ticket, None)
+        return []
+
+    patch.setattr(LiveServerSide, "injected", swallow)
+
+
+def close_twice(patch: Patch) -> None:
+    closed = LiveServerSide.closed
+
+    def again(self: LiveServerSide, seconds: int) -> object:
+        sent = closed(self, seconds)
+        return [*sent[: len(sent) // 2], *sent]
+
+    patch.setattr(LiveServerSide, "closed", again)
+
+
+def talk_after_close(patch: Patch) -> None:
+    closed = LiveServerSide.closed
+
+    def talk(self: LiveServerSide, seconds: int) -> object:
+        sent = closed(self, seconds)
+        return [*sent[: len(sent) // 2], *sent[: len(sent) // 2], *sent[len(sent) // 2 :]]
+
+    patch.setattr(LiveServerSide, "closed", talk)
+
+
+def times_for_all(patch: Patch) -> None:
+    def timed(event: AnyServerEvent) -> str:
+        if isinstance(event, OutputAudioDelta) and event.start_ms is None:
+            event = OutputAudioDelta(delta=event.delta, start_ms=0, end_ms=80)
+        return encode(event)
+
+    patch.setattr(audience_module, "encode", timed)
+
+
+def two_fixtures(patch: Patch) -> None:
+    play = LiveServerSide._play
+
+    def any_time(self: LiveServerSide, *args: object) -> object:
+        self._fixture = None
+        return play(self, *args)  # type: ignore[arg-type]
+
+    patch.setattr(LiveServerSide, "_play", any_time)
+
+
+def forget_waiting(patch: Patch) -> None:
+    patch.setattr(LiveServerSide, "_refuse_waiting", lambda self: [])
+
+
+def usage_goes_back(patch: Patch) -> None:
+    patch.setattr(LiveServerSide, "_usage", lambda self, seconds: machine.Usage(seconds=seconds))
+
+
+FAULTS: list[Callable[[Patch], None]] = [
+    one_id,
+    answer_to_all,
+    answer_twice,
+    answer_never,
+    close_twice,
+    talk_after_close,
+    times_for_all,
+    two_fixtures,
+    forget_waiting,
+    usage_goes_back,
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_seeded_fault_is_found(fault: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    fault(monkeypatch)
+    assert faulty(Driver, range(200)) is not None
+
+
+def test_a_session_without_a_start_says_nothing() -> None:
+    side = LiveServerSide()
+    assert side.lost(0) == []
+    assert side.state is LiveState.NEW
+    assert side.statistics().events_sent == 0
