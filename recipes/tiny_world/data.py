@@ -6,7 +6,9 @@ of the step), and random batches from it.
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,18 +22,31 @@ def to_signed(frames: Tensor) -> Tensor:
 
 
 class ClipPool:
-    """Up to `capacity` clips of `frames` frames, drawn until full or `seconds` have passed."""
+    """Up to `capacity` clips of `frames` frames, drawn until full or `seconds` have passed.
 
-    def __init__(self, simulator: Simulator, capacity: int, frames: int, seconds: float, seed: int, step: int = 2048):
+    `players` take turns, `step` clips each.
+    """
+
+    def __init__(
+        self,
+        simulator: Simulator,
+        capacity: int,
+        frames: int,
+        seconds: float,
+        seed: int,
+        step: int = 2048,
+        players: Sequence[Player] = (Player(),),
+    ) -> None:
         self.generator = torch.Generator(device=simulator.device).manual_seed(seed)
         size, device = simulator.size, simulator.device
         self.frames = torch.empty(capacity, frames, 3, size, size, dtype=torch.uint8, device=device)
         self.keys = torch.empty(capacity, frames, 8, device=device)
         self.place = torch.empty(capacity, frames, dtype=torch.long, device=device)
         self.count, began = 0, time.monotonic()
+        turns = itertools.cycle(players)
         while self.count < capacity and (self.count == 0 or time.monotonic() - began < seconds):
             part = slice(self.count, min(self.count + step, capacity))
-            drawn = simulator.clips(step, frames, self.generator, Player())
+            drawn = simulator.clips(step, frames, self.generator, next(turns))
             rows = part.stop - part.start
             self.frames[part], self.keys[part], self.place[part] = (
                 drawn.frames[:rows],

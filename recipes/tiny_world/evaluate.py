@@ -285,8 +285,12 @@ def evaluate(
     rollout: Rollout | None = None,
     steps: int | None = None,
     keep: dict | None = None,
+    simulator_runs: bool = True,
 ) -> dict:
-    """Every number of the model card. `keep`, if given, receives pictures for contact sheets."""
+    """Every number of the model card. `keep`, if given, receives pictures for contact sheets.
+
+    `simulator_runs`: measure the simulator's own long runs too; they do not depend on the weights.
+    """
     net = load_net(weights, device, name)
     config, per = net.config, net.config.frames_per_block
     rollout = rollout or reference_rollout(net, steps)
@@ -307,7 +311,7 @@ def evaluate(
         results |= long_run_scores(frames, runs.keys, runs.place, runs.expected, judge)
         frames, keys = watched_model(runs, ReferencePlay(net, seeds, seed, steps), per)
         results["watched"] = long_run_scores(frames, keys, runs.place, runs.expected, judge)
-        if not quick:
+        if simulator_runs and not quick:
             drawn, keys = watched_simulator(runs, simulator, per)
             results["watched_simulator"] = long_run_scores(drawn, keys, runs.place, runs.expected, judge)
             drawn = to_signed(simulator.draw(runs.maps, runs.place, runs.pose))

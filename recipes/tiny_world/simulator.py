@@ -71,6 +71,8 @@ class Player:
     idle: float = 0.08
     one_way: float = 0.0
     """Chance that a clip turns the same way throughout (evaluation: long turns)."""
+    heed: float = 0.3
+    """Chance a frame to turn away from a wall straight ahead; near 0 the player stays in front of it."""
 
 
 def random_maps(count: int, generator: torch.Generator, device: torch.device | str) -> Maps:
@@ -166,7 +168,7 @@ class RandomPlayer:
         fresh[:, I] = (pick[3] < player.looking / 2).float()
         fresh[:, K] = ((pick[3] >= player.looking / 2) & (pick[3] < player.looking)).float()
         fresh = fresh * ((pick[4] >= player.idle) | self.faithful).float()[:, None]
-        bumped = (self.keys[:, W] > 0) & (room_ahead < 0.7) & (self._uniform(count) < 0.3)
+        bumped = (self.keys[:, W] > 0) & (room_ahead < 0.7) & (self._uniform(count) < player.heed)
         away = torch.zeros_like(self.keys)
         away[:, J], away[:, L] = (side == J).float(), (side == L).float()
         renew = (self.left <= 0) | bumped

@@ -36,14 +36,21 @@ class Bank:
     life: Tensor
     last: Tensor
     place: Tensor
+    max_life: int = MAX_LIFE
 
     @classmethod
-    def fresh(cls, config: NetworkConfig, pool: ClipPool, rows: int) -> Bank:
+    def fresh(cls, config: NetworkConfig, pool: ClipPool, rows: int, max_life: int = MAX_LIFE) -> Bank:
         device, size = pool.frames.device, config.image_size
         kept = KeptRows.empty(config, rows, device, torch.bfloat16)
         long = torch.zeros(rows, dtype=torch.long, device=device)
         bank = cls(
-            kept, long, long.clone(), long.clone(), torch.zeros(rows, 3, size, size, device=device), long.clone()
+            kept,
+            long,
+            long.clone(),
+            long.clone(),
+            torch.zeros(rows, 3, size, size, device=device),
+            long.clone(),
+            max_life,
         )
         bank.restart(pool, torch.ones(rows, dtype=torch.bool, device=device))
         return bank
@@ -56,7 +63,7 @@ class Bank:
         many = torch.randint(4, 8, (count,), device=device)
         given = torch.where(torch.rand(count, device=device) < 0.7, few, many)
         self.given = torch.where(rows, given, self.given)
-        life = (torch.rand(count, device=device) ** 2 * MAX_LIFE).long() + 8
+        life = (torch.rand(count, device=device) ** 2 * self.max_life).long() + 8
         self.life = torch.where(rows, life, self.life)
         self.place = torch.where(rows, pool.place[self.clip, 0], self.place)
 
@@ -109,22 +116,27 @@ class Student:
         with torch.autocast(truth.device.type, torch.bfloat16):
             x0 = self.sample(told, two_steps, truth.shape, truth.device)
         judged = (kept.block > 0).float()
-        judge_loss = self._judge_step(x0.detach(), keys, place, judged, reduce)
+        judge_loss = self.judge_step(x0.detach(), keys, place, judged, reduce)
         own = (kept.block - bank.given).clamp_min(0)
         trust = judged * known * TRUST_DECAY**own
         error, grade = self._pull(x0, truth, keys, place, judged, trust, strength)
-        with torch.no_grad():
-            follow = kept.block < bank.given
-            final = torch.where(follow[:, None, None, None, None], truth, x0.detach().clamp(-1, 1))
-            with torch.autocast(truth.device.type, torch.bfloat16):
-                level = final.new_full(final.shape[:2], self.config.context_noise)
-                _, k, v = self.cached(final, level, *told)
-            kept.write(k, v)
-            bank.last = final[:, -1]
-            bank.restart(self.pool, kept.block >= bank.life)
+        self.move_on(x0.detach(), truth, told)
         return {"truth": error, "judge": judge_loss, "grade": grade}
 
-    def _judge_step(self, fake: Tensor, keys: Tensor, place: Tensor, judged: Tensor, reduce) -> Tensor:
+    @torch.no_grad()
+    def move_on(self, x0: Tensor, truth: Tensor, told: tuple) -> None:
+        """Every row keeps its block, the true one while it follows its clip, and starts over at its life's end."""
+        bank, kept = self.bank, self.bank.kept
+        follow = kept.block < bank.given
+        final = torch.where(follow[:, None, None, None, None], truth, x0.clamp(-1, 1)).contiguous()
+        with torch.autocast(truth.device.type, torch.bfloat16):
+            level = final.new_full(final.shape[:2], self.config.context_noise)
+            _, k, v = self.cached(final, level, *told)
+        kept.write(k, v)
+        bank.last = final[:, -1]
+        bank.restart(self.pool, kept.block >= bank.life)
+
+    def judge_step(self, fake: Tensor, keys: Tensor, place: Tensor, judged: Tensor, reduce) -> Tensor:
         per, count, device = self.config.frames_per_block, len(fake), fake.device
         clip = self.pool.pick(count)
         block = torch.randint(1, self.pool.frames.shape[1] // per, (count,), device=device)
