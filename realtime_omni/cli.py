@@ -135,10 +135,12 @@ def vla(context: typer.Context) -> None:
 
 @app.command(name="eval", context_settings=PASS_THROUGH)
 def evaluate(
-    context: typer.Context, model: Annotated[str, typer.Argument(help="An embedded model, such as tiny-world.")]
+    context: typer.Context,
+    what: Annotated[str, typer.Argument(help="An embedded model, such as tiny-world; or duplex: two recordings.")],
 ) -> None:
-    """Measure an embedded model's quality with its own recipe (needs a checkout)."""
-    _exit_with(_evaluation_script(model).main(context.args))
+    """Measure an embedded model's quality with its own recipe (needs a checkout), or how a recorded voice keeps time."""
+    script = _module("realtime_omni.bench.eval_duplex") if what == "duplex" else _evaluation_script(what)
+    _exit_with(script.main(context.args))
 
 
 @app.command()
