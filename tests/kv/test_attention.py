@@ -297,3 +297,19 @@ def test_flashinfer_says_what_is_missing_and_is_imported_without_its_package():
     assert not found.available
     with pytest.raises(BackendUnavailable, match=found.reason):
         open_backend("flashinfer", device="cuda")
+
+
+def test_causal_attention_sees_the_history_and_each_token_up_to_itself():
+    room = Room(tokens=1, page=1, block=5, window=16, sink=0)
+    room.begin("a")
+    room.tick("a")
+    [history] = [room.book.plan_block("a")]
+    plan = room.backend.plan([RowPlan.of(history.branches[0])], room.storage)
+    q, k, v = room.qkv(1, 5, q_heads=4)
+    out = plan.attend(0, q, k, v, rows=[0], commit=False, causal=True)
+    past_k, past_v = room.storage.read(0, history.branches[0].history)
+    for token in range(5):
+        keys = torch.cat((past_k, k[0, : token + 1])).repeat_interleave(2, dim=1)
+        values = torch.cat((past_v, v[0, : token + 1])).repeat_interleave(2, dim=1)
+        weights = torch.einsum("hd,thd->ht", q[0, token], keys).div(8**0.5).softmax(-1)
+        torch.testing.assert_close(out[0, token], torch.einsum("ht,thd->hd", weights, values), rtol=0, atol=1e-12)

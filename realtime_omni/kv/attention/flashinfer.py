@@ -124,14 +124,16 @@ class FlashInferPlan:
         shape = (-1, self._kernel_page, spec.num_kv_heads, spec.head_dim)
         self._k = tuple(pool.view(shape) for pool in storage.k)
         self._v = tuple(pool.view(shape) for pool in storage.v)
-        self._passes: dict[tuple[tuple[int, ...], bool], tuple[Any, Tensor]] = {}
+        self._passes: dict[tuple[tuple[int, ...], bool, bool], tuple[Any, Tensor]] = {}
         self._written = [0] * len(self._rows)
         self._closed = False
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, rows: Sequence[int], commit: bool) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, rows: Sequence[int], commit: bool, causal: bool = False
+    ) -> Tensor:
         """See ``AttentionPlan.attend``."""
         self._check(q, k, v, rows)
-        wrapper, slots = self._pass(tuple(rows), commit, q)
+        wrapper, slots = self._pass(tuple(rows), commit, causal, q)
         self._storage.write_slots(layer, slots, k.flatten(0, 1), v.flatten(0, 1))
         out: Tensor = wrapper.run(q.flatten(0, 1), (self._k[layer], self._v[layer]))
         if commit:
@@ -150,9 +152,9 @@ class FlashInferPlan:
             self._backend.give_wrapper(wrapper)
         self._passes.clear()
 
-    def _pass(self, rows: tuple[int, ...], commit: bool, q: Tensor) -> tuple[Any, Tensor]:
+    def _pass(self, rows: tuple[int, ...], commit: bool, causal: bool, q: Tensor) -> tuple[Any, Tensor]:
         """The planned kernel, and the slots to write, int64 ``[B * T]``; made once per set of rows and kind of pass."""
-        known = self._passes.get((rows, commit))
+        known = self._passes.get((rows, commit, causal))
         if known is not None:
             return known
         spec = self._storage.spec
@@ -178,12 +180,12 @@ class FlashInferPlan:
             spec.num_kv_heads,
             spec.head_dim,
             page,
-            causal=False,
+            causal=causal,  # the triangle ends at the last key
             q_data_type=q.dtype,
             kv_data_type=self._storage.dtype,
         )
         planned = (wrapper, torch.cat(slots))
-        self._passes[rows, commit] = planned
+        self._passes[rows, commit, causal] = planned
         return planned
 
     def _targets(self, row: RowPlan, commit: bool) -> tuple[FrameRef, ...]:

@@ -4,8 +4,8 @@ Owns: the vocabulary (``RowPlan``) and the two protocols. Must not know: session
 
 Within a tick, the passes of one row are *probes* (``commit=False``, any number) and then one clean pass
 (``commit=True``). A probe leaves every committed and every reserved page as it was; the clean pass writes the row's
-reserved pages and no others. Attention is full, not causal, over the row's history followed by the tokens it was
-given.
+reserved pages and no others. Attention is over the row's history followed by the tokens it was given: all of them, or with
+``causal`` (a language model reading several tokens at once) each token up to itself.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class RowPlan:
 class AttentionPlan(Protocol):
     """The attention of one tick. Not to be used after ``close``."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, rows: Sequence[int], commit: bool) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, rows: Sequence[int], commit: bool, causal: bool = False
+    ) -> Tensor:
         """Attend from ``q`` over each row's history plus ``k``, ``v``; returns ``q``'s shape.
 
         ``q`` is ``[B, T, heads, head_dim]``, ``k`` and ``v`` ``[B, T, kv_heads, head_dim]``, already rotated, for the B

@@ -77,18 +77,20 @@ class SdpaPlan:
         self._written = [0] * len(self._rows)
         self._closed = False
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, rows: Sequence[int], commit: bool) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, rows: Sequence[int], commit: bool, causal: bool = False
+    ) -> Tensor:
         """See ``AttentionPlan.attend``."""
         self._check(q, k, v, rows)
         groups = self._grouped(tuple(rows), alone=q.dtype == torch.float64)
         if len(groups) == 1 and groups[0].positions is None:
-            out = self._attend_group(layer, groups[0], q, k, v)
+            out = self._attend_group(layer, groups[0], q, k, v, causal)
         else:
             out = torch.empty_like(q)
             for group in groups:
                 assert group.positions is not None
                 at = list(group.positions)
-                out[at] = self._attend_group(layer, group, q[at], k[at], v[at])
+                out[at] = self._attend_group(layer, group, q[at], k[at], v[at], causal)
         if commit:
             for position, row in enumerate(rows):
                 self._storage.write(layer, self._rows[row].reserved, k[position], v[position])
@@ -104,7 +106,7 @@ class SdpaPlan:
         self._closed = True
         self._buffers.clear()
 
-    def _attend_group(self, layer: int, group: _Group, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend_group(self, layer: int, group: _Group, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         if group.history_tokens == 0:
             keys, values = k.transpose(1, 2), v.transpose(1, 2)
         else:
@@ -112,8 +114,13 @@ class SdpaPlan:
             keys[:, :, group.history_tokens :].copy_(k.detach().transpose(1, 2))
             values[:, :, group.history_tokens :].copy_(v.detach().transpose(1, 2))
         grouped_heads = q.shape[2] != k.shape[2]
+        mask = None
+        if causal and q.shape[1] > 1:  # torch's own flag would align the triangle with the first key, not with the last
+            mask = torch.ones(q.shape[1], keys.shape[2], dtype=torch.bool, device=q.device).tril(group.history_tokens)
         with _kernels(q):
-            out = scaled_dot_product_attention(q.transpose(1, 2), keys, values, enable_gqa=grouped_heads)
+            out = scaled_dot_product_attention(
+                q.transpose(1, 2), keys, values, attn_mask=mask, enable_gqa=grouped_heads
+            )
         return out.transpose(1, 2)
 
     def _history(self, layer: int, group: _Group, tokens: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,147 @@
+"""Token sequences on pages: who has computed what, and the forward pass over several of them at once.
+
+Owns the KV book and pages of the language model. One token is one frame is one page, so that a sequence can go back to any
+token, a fork shares every page of what it has in common with its source (a system prompt is computed once for all calls),
+and nothing that two sequences share is ever written again. Keys of a sequence are a function of its tokens alone, so pages
+are a cache: losing one costs time, never an answer.
+
+Use from one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from realtime_omni.kv.attention.plan import RowPlan
+from realtime_omni.kv.attention.sdpa import SdpaBackend
+from realtime_omni.kv.capacity import KVSpec
+from realtime_omni.kv.manager import KVBook
+from realtime_omni.kv.storage import KVStorage
+from realtime_omni.models.voice.lm.network import Llama
+
+
+class Sequences:
+    """Sequences by name, each a list of tokens whose keys and values are on pages."""
+
+    def __init__(self, network: Llama, *, places: int, context: int, chunk: int) -> None:
+        """``places``: sequences at once; ``context``: tokens of one; ``chunk``: tokens of one sequence in one pass."""
+        size = network.config
+        if context > size.context:
+            raise ValueError(f"the network reads {size.context} tokens, not {context}")
+        self.context = context
+        self.chunk = chunk
+        spec = KVSpec(
+            num_layers=size.layers,
+            num_kv_heads=size.kv_heads,
+            head_dim=size.head_dim,
+            tokens_per_frame=1,
+            frames_per_block=chunk,
+            window_frames=context
+            + chunk,  # a block counts among what it sees, so this evicts nothing within the context
+            requested_sessions=places,
+            dtype_bytes=4,
+            max_in_flight=places,
+        )
+        self._network = network
+        self._backend = SdpaBackend()
+        self.book = KVBook(spec, sessions=places)
+        self._storage = KVStorage(spec, spec.managed_pages(places) + spec.scratch_pages, dtype=torch.float32)
+        self._tokens: dict[str, list[int]] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Least recently used first."""
+        return self.book.sessions
+
+    @property
+    def full(self) -> bool:
+        return len(self._tokens) >= self.book.capacity
+
+    @property
+    def bytes(self) -> int:
+        """Of all pages."""
+        return self._storage.bytes
+
+    def tokens(self, name: str) -> tuple[int, ...]:
+        """What is computed of a sequence. Raises KeyError."""
+        return tuple(self._tokens[name])
+
+    def begin(self, name: str, prompt: Sequence[int]) -> int:
+        """Open a sequence with the longest beginning of ``prompt`` that another one has computed already; returns its length.
+
+        At least the last token of the prompt stays to be fed. Raises CapacityError when all places are taken."""
+        source, shared = self._closest(prompt[:-1])
+        if source is None:
+            self.book.begin(name)
+        else:
+            self.book.fork(source, name)
+            self.book.rewind(name, len(self._tokens[source]) - shared)
+            self.book.touch(source)
+            self.book.touch(name)
+        self._tokens[name] = list(prompt[:shared])
+        return shared
+
+    def end(self, name: str) -> None:
+        """Forget a sequence; its pages live on where others share them. Raises KeyError."""
+        self.book.end(name)
+        del self._tokens[name]
+
+    def feed(self, rows: Mapping[str, Sequence[int]]) -> Tensor:
+        """Append as many tokens to each named sequence, the same number to all; returns logits [rows, V] after the last.
+
+        Raises ValueError when a row is longer than ``chunk`` or does not fit the context. A pass that fails leaves every
+        sequence as it was."""
+        count = self._check(rows)
+        blocks = [self.book.plan_block(name, count) for name in rows]
+        plan = self._backend.plan([RowPlan.of(block.branches[0]) for block in blocks], self._storage)
+        numbers = range(len(blocks))
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return plan.attend(layer, q, k, v, rows=numbers, commit=True, causal=True)
+
+        committed = False
+        try:
+            tokens = torch.tensor([list(row) for row in rows.values()])
+            starts = torch.tensor([[block.first_frame] for block in blocks])
+            with torch.inference_mode():
+                logits = self._network.logits(tokens, starts + torch.arange(count), attend)
+            committed = True
+        finally:
+            plan.close()
+            for block in blocks:
+                if committed:
+                    self.book.commit(block)
+                else:
+                    self.book.rollback(block)
+        for name, row in rows.items():
+            self._tokens[name].extend(row)
+        return logits
+
+    def check(self) -> None:
+        """Recount. Raises AssertionError."""
+        self.book.check()
+        assert {n: len(t) for n, t in self._tokens.items()} == {
+            n: self.book.completed_frames(n) for n in self.book.sessions
+        }, "tokens and pages disagree"
+
+    def _check(self, rows: Mapping[str, Sequence[int]]) -> int:
+        counts = {len(row) for row in rows.values()}
+        if len(counts) != 1 or not 1 <= (count := counts.pop()) <= self.chunk:
+            raise ValueError(f"rows have the same number of tokens, 1 to {self.chunk}")
+        longest = max(len(self._tokens[name]) for name in rows)
+        if longest + count > self.context:
+            raise ValueError(f"{longest} tokens and {count} more: the context has {self.context}")
+        return count
+
+    def _closest(self, prompt: Sequence[int]) -> tuple[str | None, int]:
+        """The sequence that shares the longest beginning, and how long that is."""
+        best, length = None, 0
+        for name, tokens in self._tokens.items():
+            shared = next((i for i, (a, b) in enumerate(zip(tokens, prompt, strict=False)) if a != b), None)
+            shared = min(len(tokens), len(prompt)) if shared is None else shared
+            if shared > length:
+                best, length = name, shared
+        return best, length

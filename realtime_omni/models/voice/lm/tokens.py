@@ -1,0 +1,66 @@
+"""Text and tokens of the language model: byte-level BPE built from a GGUF file's fields, and its chat template.
+
+The template is ChatML: ``<|im_start|>role\\ntext<|im_end|>\\n`` for every turn, then ``<|im_start|>assistant\\n``. It is
+applied to tokens, not to text, so that nothing a user says can become a control token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Digits
+from tokenizers.pre_tokenizers import Sequence as Steps
+
+Role = Literal["system", "user", "assistant"]
+_CONTROL = 3  # GGUF's token type of a control token
+
+
+def describe_tokenizer(fields: dict[str, Any]) -> str:
+    """JSON of the tokenizer of a GGUF file (``gpt2`` model, ``smollm`` splitting: digits one by one, then bytes)."""
+    pieces: Sequence[str] = fields["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(BPE({piece: i for i, piece in enumerate(pieces)}, merges))
+    tokenizer.pre_tokenizer = Steps([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = ByteLevelDecoder()
+    kinds = zip(pieces, fields["tokenizer.ggml.token_type"], strict=True)
+    tokenizer.add_special_tokens([AddedToken(p, special=True) for p, kind in kinds if kind == _CONTROL])
+    return str(tokenizer.to_str())
+
+
+class ChatTokens:
+    """A tokenizer with the template's tokens at hand."""
+
+    def __init__(self, description: str) -> None:
+        """``description``: JSON as :func:`describe_tokenizer` gives it. Raises ValueError without the template's tokens."""
+        self._tokenizer = Tokenizer.from_str(description)
+        self._tokenizer.encode_special_tokens = True  # control tokens in a user's text are letters
+        begin, end = (self._tokenizer.token_to_id(name) for name in ("<|im_start|>", "<|im_end|>"))
+        if begin is None or end is None:
+            raise ValueError("the tokenizer has no chat template tokens")
+        self._begin, self.end = int(begin), int(end)
+        self.stops = frozenset({self.end, 0})  # 0: <|endoftext|>
+        self._newline = self.encode("\n")
+
+    @property
+    def size(self) -> int:
+        return int(self._tokenizer.get_vocab_size())
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Tokens of plain text."""
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens; an incomplete character at the end is left out."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True)).rstrip("�")
+
+    def turn(self, role: Role, text: str) -> tuple[int, ...]:
+        """A whole turn."""
+        return (*self.opening(role), *self.encode(text), self.end, *self._newline)
+
+    def opening(self, role: Role) -> tuple[int, ...]:
+        """What comes before a turn's text."""
+        return (self._begin, *self.encode(f"{role}\n"))
