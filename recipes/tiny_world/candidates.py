@@ -97,9 +97,8 @@ class Bench:
         scores["walks_watched"] = self.walk_scores(frames_seen, keys)
         return scores, frames_seen
 
-    @torch.no_grad()
     def simulator_walks(self) -> dict:
-        """The same measure of the same walks in the simulator itself."""
+        """The same measure of the same walks in the simulator itself. Not under no_grad: its parts would compile again."""
         runs, _ = self.told
         drawn = to_signed(self.simulator.draw(runs.maps, runs.place, runs.pose))
         scores = {"walks": self.walk_scores(drawn, runs.keys)}

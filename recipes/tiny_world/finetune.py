@@ -35,7 +35,7 @@ from recipes.tiny_world.evaluate import (
 )
 from recipes.tiny_world.losses import Discriminator
 from recipes.tiny_world.optimizer import make_optimizers
-from recipes.tiny_world.own_context import LateStudent, Play, draw_given, late_sharpness, own_context_loss
+from recipes.tiny_world.own_context import Balance, LateStudent, Play, draw_given, late_sharpness, own_context_loss
 from recipes.tiny_world.rollout import CachedPass
 from recipes.tiny_world.simulator import Player, Simulator
 from recipes.tiny_world.student import Bank
@@ -123,6 +123,7 @@ class Parts:
     late: LateStudent
     bench: Bench
     expected: Tensor
+    balance: Balance = dataclasses.field(default_factory=Balance)
 
 
 def build(run: Tuning, simulator: Simulator) -> Parts:
@@ -163,11 +164,12 @@ def cycle(run: Tuning, parts: Parts, strength: float, update) -> dict[str, Tenso
                 place[part],
                 given[part],
                 run.config.frames_per_block,
+                parts.balance.detail,
             )
         loss.backward()
         told |= {"loss": loss.detach(), "own_mse": squared}
         if first == 0:
-            told |= parts.late.judge_only(strength, lambda parameters: None)
+            told |= parts.late.judge_only(strength * parts.balance.push, lambda parameters: None)
         update()
     return told
 
@@ -176,8 +178,8 @@ def train(run: Tuning, parts: Parts) -> int:
     """Until `run.left()` is used up; returns the optimizer steps."""
     args, steps, checked = run.args, 0, time.monotonic()
     optimizers = make_optimizers(run.net, args.muon_lr, args.adam_lr)
-    began, whole = time.monotonic(), run.left()
     check(run, parts, steps)
+    began, whole = time.monotonic(), run.left()
 
     def update() -> None:
         nonlocal steps
@@ -205,6 +207,8 @@ def check(run: Tuning, parts: Parts, steps: int) -> None:
     sharpness, plain = late_sharpness(parts.late, gradient_energy(parts.late.bank.last), parts.expected)
     numbers = {f"psnr_{frame}": value for frame, value in scores["psnr_db"].items()}
     numbers |= {f"sharp_{frame}": value for frame, value in scores["sharpness_ratio"].items()}
+    parts.balance.steer(scores["sharpness_ratio"]["12"], scores["sharpness_ratio"]["48"])
+    numbers |= {"detail": parts.balance.detail, "push": parts.balance.push}
     run.note(
         "check", steps, **numbers, goodness=goodness(scores), distance=run.distance(), late_sharp=sharpness, plain=plain
     )

@@ -13,6 +13,8 @@ what a squared error measures. Farther out the truth's weight falls and stage B'
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor, nn
 
@@ -26,8 +28,29 @@ SURE = 5  # own blocks over which the truth has its full weight
 FADE = 0.7  # of the truth's weight per own block after these
 TRUE_ROWS = 0.2  # share of rows that stay a stage A row: true context, damaged a little, all noise levels
 SQUARED, ABSOLUTE, EDGE = 1.0, 0.1, 0.1
-PUSH = 0.4  # of the judge, against the squared error's pull from an rms distance of NEAR
-NEAR = 0.2
+NEAR = 0.2  # the judge's push is the squared error's pull from this rms distance, times `Balance.push`
+SHARP_12, SHARP_48 = 0.78, 0.80  # sharpness that `Balance` aims at; the goal is 0.70 at both frames
+
+
+@dataclasses.dataclass
+class Balance:
+    """Two weights steered by held-out sharpness, since one run must find them: a slow proportional control.
+
+    `detail` multiplies the absolute error and the differences, which keep edges where the mean would blur them (frame 12,
+    near the truth); `push` is the judge's, who alone is heard at frame 48.
+    """
+
+    detail: float = 1.0
+    push: float = 1.0
+
+    def steer(self, sharp_12: float, sharp_48: float) -> None:
+        self.detail = steered(self.detail, SHARP_12 - sharp_12)
+        self.push = steered(self.push, SHARP_48 - sharp_48)
+
+
+def steered(weight: float, lacking: float) -> float:
+    """`weight` grown by three times what is lacking, at most 1.4-fold at once, within 0.2 to 4."""
+    return min(4.0, max(0.2, weight * min(1.4, max(0.7, 1 + 3 * lacking))))
 
 
 class Play:
@@ -83,7 +106,7 @@ def block_weights(given: Tensor, blocks: int) -> Tensor:
 
 
 def own_context_loss(
-    model: nn.Module, truth: Tensor, played: Tensor, keys: Tensor, place: Tensor, given: Tensor, per: int
+    model: nn.Module, truth: Tensor, played: Tensor, keys: Tensor, place: Tensor, given: Tensor, per: int, detail: float
 ) -> tuple[Tensor, Tensor]:
     """(loss, mean squared error of the blocks predicted from own pictures) of a batch of clips in -1..1."""
     B, blocks, device = len(truth), truth.shape[1] // per - 1, truth.device
@@ -97,7 +120,7 @@ def own_context_loss(
     level_n, target = per_block(level, per), truth[:, per:]
     noised = add_noise(target, torch.randn_like(target), level_n)
     x0 = model(context, level_c, noised, level_n, keys, place)
-    loss = reconstruction(x0, target, SQUARED, ABSOLUTE, EDGE)
+    loss = reconstruction(x0, target, SQUARED, detail * ABSOLUTE, detail * EDGE)
     weight = torch.where(true_row[:, None], 1 / level.clamp_min(0.3), block_weights(given, blocks))
     own = ~true_row[:, None] & (torch.arange(1, blocks + 1, device=device)[None] >= given[:, None])
     squared = (x0.detach().float() - target).square().mean((2, 3, 4)) * per_block(own.float(), per)
@@ -124,7 +147,7 @@ class LateStudent(Student):
         return {"judge": loss, "grade": grade, "judged": judged.mean()}
 
     def push(self, x0: Tensor, keys: Tensor, place: Tensor, judged: Tensor, strength: float) -> Tensor:
-        """Backward with the judge's gradient, scaled to `strength` * PUSH of a squared error's pull at distance NEAR."""
+        """Backward with the judge's gradient, scaled to `strength` times a squared error's pull from NEAR."""
         shown = x0.detach().requires_grad_()
         with torch.autocast(x0.device.type, torch.bfloat16):
             score = self.judge(self.judge_view(self.bank.last, shown), keys, place[:, -1]).float().mean((1, 2, 3))
@@ -133,7 +156,7 @@ class LateStudent(Student):
         if strength > 0:
             size = by_judge.square().sum((1, 2, 3, 4)).sqrt().sum() / judged.sum().clamp_min(1)
             pull = 2 * SQUARED * NEAR / shown[0].numel() ** 0.5  # norm of the mean squared error's gradient
-            x0.backward(by_judge * (strength * PUSH * pull / (size + 1e-12) / len(x0)))
+            x0.backward(by_judge * (strength * pull / (size + 1e-12) / len(x0)))
         return mean
 
 

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from realtime_omni.models.tiny_world.network import TinyWorldNet  # noqa: E402
 from recipes.tiny_world.candidates import blends, goodness  # noqa: E402
-from recipes.tiny_world.own_context import Play, block_weights, own_context_loss  # noqa: E402
+from recipes.tiny_world.own_context import Balance, Play, block_weights, own_context_loss  # noqa: E402
 from recipes.tiny_world.rollout import CachedPass  # noqa: E402
 from recipes.tiny_world.teacher import TeacherPass, dense_attend  # noqa: E402
 from recipes.tiny_world.train import tiny_config  # noqa: E402
@@ -57,7 +57,7 @@ def test_the_loss_trains_the_clean_pass_over_own_pictures(net: TinyWorldNet, cli
     for played in (truth, -truth):
         context = played.clone().requires_grad_()
         torch.manual_seed(2)
-        loss, _ = own_context_loss(model, truth, context, keys, place, torch.tensor([1, 1]), PER)
+        loss, _ = own_context_loss(model, truth, context, keys, place, torch.tensor([1, 1]), PER, 1.0)
         losses.append(loss.item())
         (into,) = torch.autograd.grad(loss, context)
         reached = into.abs().sum((0, 2, 3, 4)) > 0
@@ -75,6 +75,15 @@ def test_a_shortfall_from_a_goal_weighs_more_than_what_lies_above_it():
     assert goodness(scores(24, 21, 0.62)) == pytest.approx(-2.0)
     walked = scores(24, 21, 0.8) | {"walks": {"collapsed_share": 0.5}}
     assert goodness(walked) == pytest.approx(-1.5)
+
+
+def test_too_little_sharpness_raises_its_weight_and_too_much_lowers_it_slowly():
+    balance = Balance()
+    balance.steer(sharp_12=0.88, sharp_48=0.70)
+    assert (balance.detail, balance.push) == (pytest.approx(0.7), pytest.approx(1.3))
+    for _ in range(20):
+        balance.steer(sharp_12=2.0, sharp_48=0.0)
+    assert (balance.detail, balance.push) == (0.2, 4.0)
 
 
 def test_blends_lie_on_the_line_between_start_and_tuned():
