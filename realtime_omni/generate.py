@@ -30,7 +30,6 @@ from realtime_omni.errors import (
     TickError,
 )
 from realtime_omni.models.base import ControlReducer, LatestWinsReducer, ModelSpec, RowOutput, SessionSetup
-from realtime_omni.session.frame import Frame
 from realtime_omni.session.observation import Observation
 from realtime_omni.session.values import Artifact, ChunkMetadata, SessionEvent, SessionId, TickRequest
 
@@ -118,9 +117,6 @@ class GenerateConsumer:
 
     def check_observation(self, observation: Observation) -> None:
         raise ArgumentError("a foreign engine takes no observations", path="observation")
-
-    def check_frame(self, frame: Frame) -> None:
-        raise ArgumentError("a foreign engine takes no frames of sound", path="frame")
 
     @property
     def abortable(self) -> bool:

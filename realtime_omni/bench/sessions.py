@@ -33,6 +33,7 @@ from realtime_omni.build import kv_spec
 from realtime_omni.config import Config, load
 from realtime_omni.kv.capacity import KVSpec
 from realtime_omni.manager import Session, SessionManager
+from realtime_omni.session.frame import Frame
 from realtime_omni.session.values import Chunk
 from realtime_omni.testing.observing import observer
 
@@ -118,8 +119,10 @@ async def _differences(manager: SessionManager, session: Session, walked: Sequen
 
 async def _next(manager: SessionManager, session: Session) -> Chunk:
     """The next chunk; a policy is shown what depends on the chunk's index alone."""
-    observation = observer(manager.describe())(session.chunk_index)
-    return await (session.next_chunk() if observation is None else session.act(observation))
+    given = observer(manager.describe())(session.chunk_index)
+    if isinstance(given, Frame):
+        return await session.feed(given)
+    return await (session.next_chunk() if given is None else session.act(given))
 
 
 def _same(one: Chunk, two: Chunk) -> bool:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from realtime_omni.engine.accounting import MemoryBytes
 from realtime_omni.models.base import ControlReducer, ModelSpec, RowOutput, SessionSetup
-from realtime_omni.session.frame import Frame
 from realtime_omni.session.observation import Observation
 from realtime_omni.session.values import SessionEvent, SessionId, TickRequest
 from realtime_omni.snapshot.header import IdentityRecord, WorkerRecord
@@ -105,10 +104,6 @@ class TickConsumer(Protocol):
 
     def check_observation(self, observation: Observation) -> None:
         """Raises ArgumentError for one that the model cannot compute from; changes nothing. Only asked of a policy."""
-        ...
-
-    def check_frame(self, frame: Frame) -> None:
-        """Raises ArgumentError for one that the model cannot take in; changes nothing. Only asked of a duplex model."""
         ...
 
     def new_reducer(self) -> ControlReducer: ...

@@ -219,12 +219,12 @@ class Desk:
 
     def _check_input(self, command: c.Next) -> None:
         """A policy's tick carries an observation, a duplex session's a frame, a world's neither. Raises ArgumentError."""
-        is_duplex = self._consumer.spec.duplex is not None
-        if is_duplex != (command.frame is not None):
-            needed = "a duplex model takes frames of sound" if is_duplex else "this model takes no frames of sound"
+        duplex, frame = self._consumer.spec.duplex, command.frame
+        if (duplex is None) != (frame is None):
+            needed = "this model takes no frames of sound" if duplex is None else "a duplex model takes frames of sound"
             raise ArgumentError(needed, path="frame")
-        if command.frame is not None:
-            self._consumer.check_frame(command.frame)
+        if duplex is not None and frame is not None:
+            duplex.check(frame)
         self._check_observation(command.observation)
 
     def _check_observation(self, observation: Observation | None) -> None:

@@ -27,7 +27,6 @@ from realtime_omni.models.base import (
     SessionSetup,
     WorldModel,
 )
-from realtime_omni.session.frame import Frame
 from realtime_omni.session.observation import Observation
 from realtime_omni.session.values import SessionEvent, SessionId
 from realtime_omni.snapshot.header import GeometryRecord, IdentityRecord, WorkerRecord
@@ -35,7 +34,6 @@ from realtime_omni.snapshot.header import GeometryRecord, IdentityRecord, Worker
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from realtime_omni.models.duplex import DuplexModel
     from realtime_omni.models.policy import PolicyModel
 
 log = logging.getLogger(__name__)
@@ -109,9 +107,6 @@ class ModelRunner:
 
     def check_observation(self, observation: Observation) -> None:
         cast("PolicyModel", self.model).check_observation(observation)  # to look would take 50 µs of every observation
-
-    def check_frame(self, frame: Frame) -> None:
-        cast("DuplexModel", self.model).check_frame(frame)
 
     def new_reducer(self) -> ControlReducer:
         return self.model.new_reducer()

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from realtime_omni.models.duplex import DuplexSpec
+    from realtime_omni.duplex.spec import DuplexSpec
     from realtime_omni.models.policy import PolicySpec
     from realtime_omni.session.signals import Signal
 

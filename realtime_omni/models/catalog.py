@@ -26,6 +26,7 @@ CATALOG: dict[str, str] = {
     "pi0.5": "realtime_omni.models.pi0.model:Pi05",
     "smolvla": "realtime_omni.models.smolvla.model:SmolVLA",
     "null-policy": "realtime_omni.models.null.policy:NullPolicy",
+    "puppet": "realtime_omni.models.puppet.model:Puppet",
 }
 
 
@@ -82,8 +83,6 @@ def build(config: Config) -> WorldModel:
     missing = [n for n in ("spec", "open", "understand", "new_reducer", "step") if not hasattr(model, n)]
     if not missing and model.spec.policy is not None and not hasattr(model, "check_observation"):
         missing = ["check_observation"]
-    if not missing and model.spec.duplex is not None and not hasattr(model, "check_frame"):
-        missing = ["check_frame"]
     if missing:
         raise ConfigError(f"model {config.model!r} lacks {', '.join(missing)}", path="model")
     return model  # type: ignore[no-any-return]

@@ -4,8 +4,8 @@
     print(check_model(MyWorld(), dtype="float32"))
 
 Every rule runs the model behind a whole engine (:class:`~realtime_omni.testing.inline.InlineEngine`), and says in one line what
-it found. A rule that the model does not claim (rollback, a decoder) is skipped and says so. A policy keeps
-the same rules; the observations it is shown are made up (:mod:`realtime_omni.testing.observing`).
+it found. A rule that the model does not claim (rollback, a decoder) is skipped and says so. Policies and duplex models keep
+the same rules; what they are shown and what they hear is made up (:mod:`realtime_omni.testing.observing`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from realtime_omni.session.values import (
 )
 from realtime_omni.testing.branch_rules import BRANCH_RULES
 from realtime_omni.testing.deferred_rules import DEFERRED_RULES
+from realtime_omni.testing.duplex_rules import DUPLEX_RULES
 from realtime_omni.testing.faults import at, inject
 from realtime_omni.testing.inline import small_config
 from realtime_omni.testing.lab import Lab, Skip, array
@@ -145,7 +146,8 @@ def _spec(lab: Lab) -> str | None:
             assert artifact.layout in layouts, f"{artifact.name}: layout {artifact.layout} is not one of {layouts}"
     assert spec.kv.frames_per_block == spec.frames_per_block, "kv.frames_per_block is not frames_per_block"
     assert spec.fps > 0, "fps must be positive"
-    assert min(spec.height, spec.width) > 0, "height and width must be positive"
+    if spec.duplex is None:
+        assert min(spec.height, spec.width) > 0, "height and width must be positive"
     assert set(spec.start_prompts) <= set(spec.starts), "start_prompts names a start that does not exist"
     if spec.horizon_frames is not None:
         assert spec.horizon_frames >= spec.frames_per_block, "the horizon is shorter than one block"
@@ -340,6 +342,7 @@ RULES: tuple[Callable[[Lab], str | None], ...] = (
     _artifacts,
     _reset,
     *BRANCH_RULES,
+    *DUPLEX_RULES,
     _seeds,
     _gives_back,
     completeness,

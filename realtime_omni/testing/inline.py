@@ -30,6 +30,7 @@ from realtime_omni.engine.outbox import Outbox
 from realtime_omni.engine.runner import ModelRunner
 from realtime_omni.ids import CountingMint
 from realtime_omni.models.base import WorldModel
+from realtime_omni.session.frame import Frame
 from realtime_omni.session.journal import EventLog
 from realtime_omni.session.observation import Observation
 from realtime_omni.session.values import Chunk, ChunkIndex, ControlInput, EventAcceptance, SessionEvent, SessionId
@@ -92,8 +93,9 @@ class InlineEngine:
         self.clock = ManualClock()
         self.inbox = Inbox(self.config.engine.inbox)
         self.outbox = Outbox()
-        self.observe: Callable[[int], Observation | None] = lambda chunk_index: None
-        """What ``next`` shows a policy before a chunk; a test that shows something else sends ``Next`` itself."""
+        self.observe: Callable[[int], Observation | Frame | None] = lambda chunk_index: None
+        """What ``next`` shows a policy, or lets a duplex model hear, before a chunk; a test with something else in mind sends
+        ``Next`` itself."""
         self._notices: list[c.Notice] = []
         self._answers: dict[int, c.Answer] = {}
         self._tickets = 0
@@ -250,7 +252,10 @@ class InlineEngine:
     def _next(self, session_id: str, outputs: Sequence[str] | None, generation: int | None = None) -> c.Next:
         wanted, name = None if outputs is None else tuple(outputs), SessionId(session_id)
         index = self.engine.registry.get(name).session.chunk_index if name in self.engine.registry else 0
-        return c.Next(**_address(session_id, generation), outputs=wanted, observation=self.observe(index))
+        given = self.observe(index)
+        observation = given if isinstance(given, Observation) else None
+        frame = given if isinstance(given, Frame) else None
+        return c.Next(**_address(session_id, generation), outputs=wanted, observation=observation, frame=frame)
 
     def post_close(self, session_id: str) -> int:
         return self.send(c.Close(**_address(session_id)))

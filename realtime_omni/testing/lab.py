@@ -51,6 +51,8 @@ class Lab:
         )
         blocks = (self.spec.kv.sink_frames + self.spec.kv.window_frames) // self.spec.frames_per_block
         self.chunks = min(blocks + 1, MOST_CHUNKS)
+        if self.spec.duplex is not None:
+            self.chunks = MOST_CHUNKS
         if self.spec.horizon_frames is not None:
             self.chunks = min(self.chunks, self.spec.horizon_frames // self.spec.frames_per_block - ROWS)
         self.names = "abc"[:rows]
@@ -104,6 +106,7 @@ class Lab:
     def same(self, one: Chunk, two: Chunk, what: str) -> None:
         """Two chunks have equal pictures, to the tolerance of the dtype."""
         assert one.chunk_index == two.chunk_index, f"{what}: chunk {one.chunk_index} against {two.chunk_index}"
+        assert one.signals == two.signals, f"{what}: signals {one.signals} against {two.signals}"
         for name, artifact in one.artifacts.items():
             self.close(array(artifact.data), array(two.artifacts[name].data), f"{what}: {name}")
 

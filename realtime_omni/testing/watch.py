@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from realtime_omni.models.base import ControlReducer, ModelSpec, PackedState, SessionSetup, Step, StepBatch, WorldModel
-from realtime_omni.models.duplex import DuplexModel
 from realtime_omni.models.policy import PolicyModel
-from realtime_omni.session.frame import Frame
 from realtime_omni.session.observation import Observation
 from realtime_omni.session.values import SessionEvent
 
@@ -42,10 +40,6 @@ class WatchedModel:
     def check_observation(self, observation: Observation) -> None:
         assert isinstance(self.inner, PolicyModel)
         self.inner.check_observation(observation)
-
-    def check_frame(self, frame: Frame) -> None:
-        assert isinstance(self.inner, DuplexModel)
-        self.inner.check_frame(frame)
 
     def new_reducer(self) -> ControlReducer:
         return self.inner.new_reducer()
