@@ -99,7 +99,7 @@ def check_model(
     lab = Lab(WatchedModel(model), config, can_rebuild=model is not target)
     findings: list[Finding] = []
     with _quiet():
-        for rule in RULES:
+        for rule in (*RULES, *(DUPLEX_RULES if model.spec.duplex is not None else ())):
             findings.append(_apply(rule, lab))
             found(findings[-1])
     return Report(model.spec.name, tuple(findings))
@@ -342,7 +342,6 @@ RULES: tuple[Callable[[Lab], str | None], ...] = (
     _artifacts,
     _reset,
     *BRANCH_RULES,
-    *DUPLEX_RULES,
     _seeds,
     _gives_back,
     completeness,

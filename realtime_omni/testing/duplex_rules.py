@@ -24,8 +24,7 @@ QUIET_S = 20.0
 
 
 def _duplex(lab: Lab) -> DuplexSpec:
-    if lab.spec.duplex is None:
-        raise Skip("the model is no duplex model")
+    assert lab.spec.duplex is not None
     return lab.spec.duplex
 
 

@@ -32,6 +32,7 @@ from realtime_omni.models.common.packing import fingerprint, unpack_values
 from realtime_omni.models.duplex import DuplexBase, duplex_output, speech_artifact
 from realtime_omni.models.puppet.scene import Scene
 from realtime_omni.models.puppet.state import Manners, PuppetState, Turn
+from realtime_omni.session.values import canonical_json
 
 if TYPE_CHECKING:
     from realtime_omni.config import Config
@@ -115,7 +116,7 @@ class Puppet(DuplexBase):
 
     def unpack(self, packed: PackedState) -> PuppetState:
         state = unpack_values(packed, PuppetState)
-        if _text(msgspec.to_builtins(state)) != _text(packed.values):
+        if canonical_json(msgspec.to_builtins(state)) != canonical_json(packed.values):
             raise ArgumentError("the state is not complete", path="state")
         return state
 
@@ -131,10 +132,6 @@ class Puppet(DuplexBase):
         scene.listen(frame)
         sound = scene.speak()
         return duplex_output(duplex, row, self._silence if sound is None else sound, tuple(scene.signals), scene.state)
-
-
-def _text(values: object) -> bytes:
-    return msgspec.json.encode(values, order="deterministic")
 
 
 __all__ = ["Puppet", "PuppetOptions"]
