@@ -105,7 +105,8 @@ class FlowLoss(nn.Module):
     def forward(self, inputs: PolicyInputs, actions: Tensor, length: Tensor) -> Tensor:
         """The mean loss of chunks [B, H, A] in model space, of which the first ``length`` [B] actions are given."""
         kv = encode(self.network, inputs)
-        kv = PrefixKV(tuple(map(self._spread, kv.keys)), tuple(map(self._spread, kv.values)), self._spread(kv.mask))
+        keys, values = (t.repeat_interleave(self.draws, dim=1) for t in (kv.keys, kv.values))
+        kv = PrefixKV(keys, values, self._spread(kv.mask))
         actions = self._spread(actions)
         rows, horizon, _ = actions.shape
         t = torch.rand(rows, 1, device=actions.device) ** (1 / LATE) * TIME_SCALE + TIME_OFFSET

@@ -98,6 +98,7 @@ class Pi0Network(nn.Module):
             kv_heads=config.language.kv_heads,
             head_dim=config.language.head_dim,
             state_in_prefix=False,
+            state_token=not config.adaptive,
         )
 
     def embed_images(self, images: Tensor) -> Tensor:
@@ -107,10 +108,14 @@ class Pi0Network(nn.Module):
     def embed_prefix(self, features: Tensor, inputs: PolicyInputs) -> Prefix:
         pictures = features.flatten(1, 2)
         words = self.words(inputs.tokens) * self.config.language.width**0.5
-        per_picture = features.shape[2]
-        mask = torch.cat((inputs.image_mask.repeat_interleave(per_picture, dim=1), inputs.token_mask), dim=1)
+        mask, block = self.layout(inputs)
         embeddings = torch.cat((pictures, words.to(pictures.dtype)), dim=1)
-        return Prefix(embeddings, mask.to(embeddings.device), torch.zeros_like(mask, dtype=torch.long))
+        return Prefix(embeddings, mask, block)
+
+    def layout(self, inputs: PolicyInputs) -> tuple[Tensor, Tensor]:
+        pictures = inputs.image_mask.repeat_interleave(self.config.vision.patches, dim=1)
+        mask = torch.cat((pictures, inputs.token_mask), dim=1)
+        return mask, torch.zeros_like(mask, dtype=torch.long)
 
     def prefill(self, prefix: Prefix) -> PrefixKV:
         """Keys and values of pictures and prompt. The last layer computes these alone: its output has no reader."""
@@ -129,12 +134,13 @@ class Pi0Network(nn.Module):
         for layer in inner:
             x = layer(x, at, see)
         k, v = last.keys(x, at)
-        return PrefixKV((*keys, k), (*values, v), prefix.mask)
+        return PrefixKV(torch.stack((*keys, k)), torch.stack((*values, v)), prefix.mask)
 
     def add_state(self, kv: PrefixKV, state: Tensor) -> PrefixKV:
-        if self.state_in is None:
-            return kv
-        attention = DensePrefixAttention(kv)
+        return kv if self.state_in is None else kv.append(*self.state_keys(state, DensePrefixAttention(kv)))
+
+    def state_keys(self, state: Tensor, attention: PrefixAttention) -> tuple[Tensor, Tensor]:
+        assert self.state_in is not None
         x = self.state_in(state.to(self.state_in.weight.dtype))[:, None]
         at = rope(attention.lengths[:, None], self.config.expert.head_dim)
         keys: list[Tensor] = []
@@ -149,7 +155,7 @@ class Pi0Network(nn.Module):
         for layer in inner:
             x = layer(x, at, see)
         k, v = last.keys(x, at)
-        return kv.append((*keys, k), (*values, v))
+        return torch.stack((*keys, k)), torch.stack((*values, v))
 
     def denoise_step(self, x: Tensor, t: Tensor, attention: PrefixAttention) -> Tensor:
         h, condition = self._embed_actions(x, t)

@@ -118,6 +118,7 @@ class SmolVLANetwork(nn.Module):
             kv_heads=config.language.kv_heads,
             head_dim=config.language.head_dim,
             state_in_prefix=True,
+            state_token=False,
         )
 
     def embed_images(self, images: Tensor) -> Tensor:
@@ -134,12 +135,15 @@ class SmolVLANetwork(nn.Module):
         pictures = features.flatten(1, 2) * scale
         words = self.words(inputs.tokens) * scale
         state = self.state_in(inputs.state.to(self.state_in.weight.dtype))[:, None]
-        picture_mask = inputs.image_mask.repeat_interleave(features.shape[2], dim=1)
+        return Prefix(torch.cat((pictures, words.to(pictures.dtype), state), dim=1), *self.layout(inputs))
+
+    def layout(self, inputs: PolicyInputs) -> tuple[Tensor, Tensor]:
+        picture_mask = inputs.image_mask.repeat_interleave(self.shape.picture_tokens, dim=1)
         state_mask = torch.ones_like(inputs.token_mask[:, :1])
         mask = torch.cat((picture_mask, inputs.token_mask, state_mask), dim=1)
         block = torch.zeros_like(mask, dtype=torch.long)
         block[:, -1] = 1
-        return Prefix(torch.cat((pictures, words.to(pictures.dtype), state), dim=1), mask, block)
+        return mask, block
 
     def prefill(self, prefix: Prefix) -> PrefixKV:
         """What the expert reads of the prefix: the language model's keys in joint layers, projected ones in cross layers.
@@ -166,10 +170,13 @@ class SmolVLANetwork(nn.Module):
         for layer in inner:
             x = layer(x, at, see)
         keep(*last.keys(x, at))
-        return PrefixKV(tuple(keys), tuple(values), prefix.mask)
+        return PrefixKV(torch.stack(keys), torch.stack(values), prefix.mask)
 
     def add_state(self, kv: PrefixKV, state: Tensor) -> PrefixKV:
         return kv
+
+    def state_keys(self, state: Tensor, attention: PrefixAttention) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError("the state is in the prefix")
 
     def denoise_step(self, x: Tensor, t: Tensor, attention: PrefixAttention) -> Tensor:
         h = self._embed_actions(x, t)

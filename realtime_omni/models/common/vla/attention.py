@@ -41,19 +41,34 @@ def rotate(x: Tensor, at: Rope) -> Tensor:
     return turned.to(x.dtype)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Softmax attention [B, S, h, d] of q over k, v [B, T, g, d]; query head i reads key head i * g // h.
 
-    ``mask`` is bool, broadcastable to [B, S, T], True where a query sees a key; every query must see at least one."""
+    ``mask`` [B, 1 or S, T]: bool, True where a query sees a key, or what is added to the scores; every query must see at
+    least one key. The query heads of one key head become queries of it: so no kernel has to repeat keys, and with a mask,
+    too, one of the fused kernels serves (grouped heads with a mask would take the unfused one)."""
+    tokens, groups = q.shape[1], k.shape[2]
+    repeats = q.shape[2] // groups
+    folded = q.unflatten(2, (groups, repeats)).transpose(1, 2).flatten(2, 3)
+    if mask is not None and mask.shape[1] > 1 and repeats > 1:
+        mask = mask.repeat_interleave(repeats, dim=1)
     seen = functional.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=None if mask is None else mask[:, None],
-        is_causal=causal,
-        enable_gqa=q.shape[2] != k.shape[2],
+        folded, k.transpose(1, 2), v.transpose(1, 2), attn_mask=None if mask is None else mask[:, None]
     )
-    return seen.transpose(1, 2)
+    return seen.unflatten(2, (tokens, repeats)).transpose(1, 2).flatten(2, 3)
+
+
+def positions(mask: Tensor) -> Tensor:
+    """[B, T] long of a mask [B, T]: how many unmasked tokens come before."""
+    return mask.long().cumsum(dim=1) - 1
+
+
+def visible(mask: Tensor, block: Tensor) -> Tensor | None:
+    """bool [B, 1 or T, T], or None when every token sees every other; see :class:`Prefix`. A masked query sees what it would
+    if it were not: its result is never read, but it stays finite."""
+    if bool((block == block[:, :1]).all()):
+        return None if bool(mask.all()) else mask[:, None, :]
+    return mask[:, None, :] & (block[:, None, :] <= block[:, :, None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +76,8 @@ class Prefix:
     """Embedded prefix tokens before the transformer.
 
     ``embeddings`` [B, T, D]; ``mask`` [B, T] bool, False for padding and masked cameras; ``block`` [B, T] long: a key is
-    visible to a query if its block is not later than the query's. Masked tokens take no position.
+    visible to a query if its block is not later than the query's. Masked tokens take no position. While a policy is served,
+    mask and block are on the CPU, where they come from: what is asked of them then waits for no device.
     """
 
     embeddings: Tensor
@@ -70,15 +86,13 @@ class Prefix:
 
     @property
     def positions(self) -> Tensor:
-        """[B, T] long: how many unmasked tokens come before."""
-        return self.mask.long().cumsum(dim=1) - 1
+        """[B, T] long, where the embeddings are."""
+        return positions(self.mask).to(self.embeddings.device, non_blocking=True)
 
     def visible(self) -> Tensor | None:
-        """bool [B, T, T], or None when every token sees every other. A masked query sees what it would if it were not:
-        its result is never read, but it stays finite."""
-        if bool(self.mask.all()) and bool((self.block == self.block[:, :1]).all()):
-            return None
-        return self.mask[:, None, :] & (self.block[:, None, :] <= self.block[:, :, None])
+        """Who sees whom, see :func:`visible`, where the embeddings are."""
+        seen = visible(self.mask, self.block)
+        return None if seen is None else seen.to(self.embeddings.device, non_blocking=True)
 
     def pack(self) -> Prefix:
         """The same prefix without the tokens that are masked in every row's order; exact, since they are seen by nobody.
@@ -88,16 +102,21 @@ class Prefix:
             return self
         order = torch.argsort(self.mask.logical_not().to(torch.uint8), dim=1, stable=True)
         order = order[:, : int(self.mask.sum(dim=1).max())]
-        embeddings = torch.gather(self.embeddings, 1, order[..., None].expand(-1, -1, self.embeddings.shape[-1]))
+        there = order.to(self.embeddings.device, non_blocking=True)
+        embeddings = torch.gather(self.embeddings, 1, there[..., None].expand(-1, -1, self.embeddings.shape[-1]))
         return Prefix(embeddings, torch.gather(self.mask, 1, order), torch.gather(self.block, 1, order))
+
+    def rows(self, numbers: list[int]) -> Prefix:
+        """Some of the rows."""
+        return Prefix(self.embeddings[numbers], self.mask[numbers], self.block[numbers])
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixKV:
-    """Keys and values of a prefix, per layer [B, T, g, d], keys rotated; ``mask`` [B, T] bool. Immutable."""
+    """Keys and values of a prefix [layers, B, T, g, d], keys rotated; ``mask`` [B, T] bool. Immutable."""
 
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
+    keys: Tensor
+    values: Tensor
     mask: Tensor
 
     @property
@@ -107,14 +126,14 @@ class PrefixKV:
 
     @property
     def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values, self.mask))
+        return sum(t.numel() * t.element_size() for t in (self.keys, self.values, self.mask))
 
-    def append(self, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> PrefixKV:
+    def append(self, keys: Tensor, values: Tensor) -> PrefixKV:
         """The same prefix followed by tokens that every row has."""
-        added = torch.ones(keys[0].shape[:2], dtype=torch.bool, device=self.mask.device)
+        added = torch.ones(keys.shape[1:3], dtype=torch.bool, device=self.mask.device)
         return PrefixKV(
-            tuple(torch.cat(pair, dim=1) for pair in zip(self.keys, keys, strict=True)),
-            tuple(torch.cat(pair, dim=1) for pair in zip(self.values, values, strict=True)),
+            torch.cat((self.keys, keys), dim=2),
+            torch.cat((self.values, values), dim=2),
             torch.cat((self.mask, added), dim=1),
         )
 
@@ -123,23 +142,34 @@ class PrefixKV:
         if self.mask.shape[0] != 1:
             raise ValueError(f"only a prefix of one row can be shared, this one has {self.mask.shape[0]}")
         return PrefixKV(
-            tuple(k.expand(samples, -1, -1, -1) for k in self.keys),
-            tuple(v.expand(samples, -1, -1, -1) for v in self.values),
+            self.keys.expand(-1, samples, -1, -1, -1),
+            self.values.expand(-1, samples, -1, -1, -1),
             self.mask.expand(samples, -1),
         )
+
+    def row(self, number: int) -> PrefixKV:
+        """One row without its padding, in storage of its own: a view would keep the whole batch alive."""
+        there = self.mask[number].nonzero()[:, 0].tolist()
+        first, count = (there[0], len(there)) if there else (0, 0)
+        if there == list(range(first, first + count)):
+            keys, values = (t[:, number : number + 1, first : first + count].clone() for t in (self.keys, self.values))
+        else:
+            keys, values = (t[:, number : number + 1, there] for t in (self.keys, self.values))
+        return PrefixKV(keys, values, torch.ones(1, count, dtype=torch.bool, device=self.mask.device))
 
     @staticmethod
     def stack(rows: list[PrefixKV]) -> PrefixKV:
         """Rows of different lengths side by side, padded on the right."""
+        if len(rows) == 1:
+            return rows[0]
         longest = max(row.mask.shape[1] for row in rows)
 
         def padded(tensor: Tensor) -> Tensor:
-            return functional.pad(tensor, (0, 0, 0, 0, 0, longest - tensor.shape[1]))
+            return functional.pad(tensor, (0, 0, 0, 0, 0, longest - tensor.shape[2]))
 
-        layers = range(len(rows[0].keys))
         return PrefixKV(
-            tuple(torch.cat([padded(row.keys[i]) for row in rows]) for i in layers),
-            tuple(torch.cat([padded(row.values[i]) for row in rows]) for i in layers),
+            torch.cat([padded(row.keys) for row in rows], dim=1),
+            torch.cat([padded(row.values) for row in rows], dim=1),
             torch.cat([functional.pad(row.mask, (0, longest - row.mask.shape[1])) for row in rows]),
         )
 
@@ -168,22 +198,25 @@ class DensePrefixAttention:
 
     def __init__(self, kv: PrefixKV) -> None:
         self.kv = kv
-        self.lengths = kv.lengths
-        self._mask = None if bool(kv.mask.all()) else kv.mask[:, None, :]
+        device = kv.keys[0].device
+        self.lengths = kv.lengths.to(device, non_blocking=True)
+        self._mask = None if bool(kv.mask.all()) else kv.mask[:, None, :].to(device, non_blocking=True)
 
     def joint(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tensor:
         keys = torch.cat((self.kv.keys[layer], k), dim=1)
         values = torch.cat((self.kv.values[layer], v), dim=1)
-        return attend(q, keys, values, self._joint_mask(q, causal))
+        return attend(q, keys, values, self._joint_mask(q, keys, causal))
 
     def cross(self, layer: int, q: Tensor) -> Tensor:
         return attend(q, self.kv.keys[layer], self.kv.values[layer], self._mask)
 
-    def _joint_mask(self, q: Tensor, causal: bool) -> Tensor | None:
+    def _joint_mask(self, q: Tensor, keys: Tensor, causal: bool) -> Tensor | None:
+        """bool [B, 1 or S, T + S]."""
         if self._mask is None and not causal:
             return None
         rows, suffix = q.shape[:2]
-        own = torch.ones(suffix, suffix, dtype=torch.bool, device=q.device)
-        own = own.tril() if causal else own
-        prefix = self.kv.mask[:, None, :].expand(-1, suffix, -1)
-        return torch.cat((prefix, own.expand(rows, -1, -1)), dim=2)
+        before = keys.shape[1] - suffix
+        own = torch.ones(1, suffix if causal else 1, suffix, dtype=torch.bool, device=q.device).tril()
+        own = own if causal else torch.ones_like(own)
+        mask = torch.ones(rows, 1, before, dtype=torch.bool, device=q.device) if self._mask is None else self._mask
+        return torch.cat((mask.expand(-1, own.shape[1], -1), own.expand(rows, -1, -1)), dim=2)

@@ -100,13 +100,43 @@ class DecoderLayer(nn.Module):
         self.gate = nn.Linear(width, config.mlp_width, bias=False)
         self.up = nn.Linear(width, config.mlp_width, bias=False)
         self.down = nn.Linear(config.mlp_width, width, bias=False)
+        self.qkv_weight: Tensor | None = None
+        self.mlp_weight: Tensor | None = None
 
     def forward(self, x_BTD: Tensor, at: Rope, see: See, condition: Tensor | None = None) -> Tensor:
         """The tokens after this layer [B, T, D]."""
+        q, k, v, gate = self.project(x_BTD, at, condition)
+        return self.finish(x_BTD, see(q, k, v), gate, condition)
+
+    def project(
+        self, x_BTD: Tensor, at: Rope, condition: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """What comes before attention: rotated queries and keys, values, and the gate of the residual."""
         h, gate = self.attn_norm(x_BTD, condition)
-        q, k, v = self._heads(self.q(h)), self._heads(self.k(h)), self._heads(self.v(h))
-        seen = see(rotate(q, at), rotate(k, at), v)
-        return self._mlp(residual(x_BTD, self.o(seen.flatten(2)), gate), condition)
+        if self.qkv_weight is None:
+            q, k, v = self.q(h), self.k(h), self.v(h)
+        else:
+            sizes = (self.q.out_features, self.k.out_features, self.v.out_features)
+            q, k, v = functional.linear(h, self.qkv_weight).split(sizes, dim=-1)
+        return rotate(self._heads(q), at), rotate(self._heads(k), at), self._heads(v), gate
+
+    def finish(self, x_BTD: Tensor, seen: Tensor, gate: Tensor | None, condition: Tensor | None = None) -> Tensor:
+        """What comes after attention; ``seen`` [B, T, h, d]."""
+        x_BTD = residual(x_BTD, self.o(seen.flatten(2)), gate)
+        h, gate = self.mlp_norm(x_BTD, condition)
+        if self.mlp_weight is None:
+            opened, up = self.gate(h), self.up(h)
+        else:
+            opened, up = functional.linear(h, self.mlp_weight).chunk(2, dim=-1)
+        opened = functional.gelu(opened, approximate="tanh") if self.gelu else functional.silu(opened)
+        return residual(x_BTD, self.down(opened * up), gate)
+
+    def fuse(self) -> None:
+        """One product for queries, keys and values and one for gate and up from now on. The weights move into one storage,
+        of which the parameters become views; so it is called last, when the module has its device and dtype."""
+        if self.k.in_features == self.q.in_features:
+            self.qkv_weight = share([self.q, self.k, self.v])
+        self.mlp_weight = share([self.gate, self.up])
 
     def cross(
         self, x_BTD: Tensor, at: Rope, see: Callable[[Tensor], Tensor], condition: Tensor | None = None
@@ -114,7 +144,7 @@ class DecoderLayer(nn.Module):
         """The same with queries only; the keys that ``see`` knows come from :meth:`keys_of`."""
         h, gate = self.attn_norm(x_BTD, condition)
         seen = see(rotate(self._heads(self.q(h)), at))
-        return self._mlp(residual(x_BTD, self.o(seen.flatten(2)), gate), condition)
+        return self.finish(x_BTD, seen, gate, condition)
 
     def keys(self, x_BTD: Tensor, at: Rope, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """This layer's rotated keys and its values [B, T, g, d] and nothing else: all that a last prefix layer is for."""
@@ -128,11 +158,13 @@ class DecoderLayer(nn.Module):
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.view(*projected.shape[:-1], -1, self.head_dim)
 
-    def _mlp(self, x_BTD: Tensor, condition: Tensor | None) -> Tensor:
-        h, gate = self.mlp_norm(x_BTD, condition)
-        opened = self.gate(h)
-        opened = functional.gelu(opened, approximate="tanh") if self.gelu else functional.silu(opened)
-        return residual(x_BTD, self.down(opened * self.up(h)), gate)
+
+def share(parts: list[nn.Linear]) -> Tensor:
+    """The weights of layers with one input, one below the other in one storage; each layer keeps its part as a view."""
+    whole = torch.cat([part.weight.detach() for part in parts])
+    for part, weight in zip(parts, whole.split([p.out_features for p in parts]), strict=True):
+        part.weight = nn.Parameter(weight, requires_grad=part.weight.requires_grad)
+    return whole
 
 
 def layers_of(stack: nn.ModuleList) -> list[DecoderLayer]:

@@ -45,6 +45,8 @@ class PolicyShape:
     head_dim: int
     state_in_prefix: bool
     """``embed_prefix`` reads the state; otherwise a prefix serves any state."""
+    state_token: bool
+    """The state has a token of its own, which :meth:`FlowNetwork.add_state` puts behind the prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +80,13 @@ class PolicyInputs:
         )
 
     def to(self, device: torch.device | str) -> PolicyInputs:
+        """The numbers on the device; masks stay, so that asking what is there waits for no device."""
         return PolicyInputs(
-            self.images.to(device),
-            self.image_mask.to(device),
-            self.tokens.to(device),
-            self.token_mask.to(device),
-            self.state.to(device),
+            self.images.to(device, non_blocking=True),
+            self.image_mask,
+            self.tokens.to(device, non_blocking=True),
+            self.token_mask,
+            self.state.to(device, non_blocking=True),
         )
 
 
@@ -101,10 +104,18 @@ class FlowNetwork(Protocol):
         """``features`` [B, N, K, D], of any value where the camera is masked."""
         ...
 
+    def layout(self, inputs: PolicyInputs) -> tuple[Tensor, Tensor]:
+        """Mask and block [B, T] of the prefix that ``embed_prefix`` makes of these inputs, where their masks are."""
+        ...
+
     def prefill(self, prefix: Prefix) -> PrefixKV: ...
 
     def add_state(self, kv: PrefixKV, state: Tensor) -> PrefixKV:
         """The prefix with the state [B, state_dim] in it; the same object when it needs no token of its own here."""
+        ...
+
+    def state_keys(self, state: Tensor, attention: PrefixAttention) -> tuple[Tensor, Tensor]:
+        """Keys and values [layers, B, 1, g, d] of the state's own token, over a prefix; only with ``shape.state_token``."""
         ...
 
     def denoise_step(self, x: Tensor, t: Tensor, attention: PrefixAttention) -> Tensor:
@@ -114,6 +125,8 @@ class FlowNetwork(Protocol):
 
 def picture_features(network: FlowNetwork, inputs: PolicyInputs) -> Tensor:
     """Features [B, N, K, D] of the cameras that are there; masked slots cost nothing and are zero."""
+    if bool(inputs.image_mask.all()):
+        return network.embed_images(inputs.images.flatten(0, 1)).unflatten(0, inputs.image_mask.shape)
     present = network.embed_images(inputs.images[inputs.image_mask])
     features = present.new_zeros(*inputs.image_mask.shape, *present.shape[1:])
     features[inputs.image_mask] = present

@@ -32,7 +32,6 @@ from realtime_omni.models.base import (
 from realtime_omni.models.common.noise import block_noise
 from realtime_omni.models.common.packing import fingerprint
 from realtime_omni.models.common.vla import memory
-from realtime_omni.models.common.vla.attention import PrefixKV
 from realtime_omni.models.common.vla.denoise import Flow, FlowRow, make_flows
 from realtime_omni.models.common.vla.memory import MOST_PLANNED, KeptPrefix, Planned, VLAState
 from realtime_omni.models.common.vla.network import PolicyInputs, picture_features
@@ -185,7 +184,7 @@ class VLAModel(PolicyBase):
         prefix = self.network.embed_prefix(features, _stacked(rows).to(self._device))
         kv = self.network.prefill(prefix.pack())
         for number, row in enumerate(rows):
-            row.prefix = KeptPrefix(row.key, _one(kv, number))
+            row.prefix = KeptPrefix(row.key, kv.row(number))
             row.features = None
 
     @torch.no_grad()
@@ -255,12 +254,3 @@ class VLAModel(PolicyBase):
 def _stacked(rows: Sequence[_Row]) -> PolicyInputs:
     return PolicyInputs.stack([row.inputs for row in rows])
 
-
-def _one(kv: PrefixKV, row: int) -> PrefixKV:
-    """One row of a batch without its padding, in storage of its own: a view would keep the whole batch alive."""
-    length = int(kv.lengths[row])
-
-    def own(tensor: Tensor) -> Tensor:
-        return tensor[row : row + 1, :length].clone()
-
-    return PrefixKV(tuple(map(own, kv.keys)), tuple(map(own, kv.values)), own(kv.mask))

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from realtime_omni.models.common.vla.decoder import share
 
 NORM_EPS = 1e-6
 
@@ -59,10 +62,17 @@ class VisionLayer(nn.Module):
         self.mlp_norm = nn.LayerNorm(width, eps=NORM_EPS)
         self.up = nn.Linear(width, config.mlp_width)
         self.down = nn.Linear(config.mlp_width, width)
+        self.qkv: tuple[Tensor, Tensor] | None = None
+
+    def fuse(self) -> None:
+        """One product for queries, keys and values from now on; see :meth:`DecoderLayer.fuse`."""
+        parts = [self.q, self.k, self.v]
+        self.qkv = share(parts), torch.cat([part.bias.detach() for part in parts])
 
     def forward(self, x_NPD: Tensor) -> Tensor:
         h = self.attn_norm(x_NPD)
-        q, k, v = (p(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        projected = (self.q(h), self.k(h), self.v(h)) if self.qkv is None else functional.linear(h, *self.qkv).chunk(3, -1)
+        q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in projected)
         seen = functional.scaled_dot_product_attention(q, k, v)
         x_NPD = x_NPD + self.o(seen.transpose(1, 2).flatten(2))
         h = functional.gelu(self.up(self.mlp_norm(x_NPD)), approximate="tanh")
