@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from realtime_omni.models.common.vla.decoder import DecoderConfig
+from realtime_omni.models.common.vla.graphs import Speed
 from realtime_omni.models.common.vla.images import Fit
 from realtime_omni.models.common.vla.normalize import Normalizer
 from realtime_omni.models.common.vla.openpi import CAMERAS
@@ -39,6 +40,7 @@ TINY = Pi0Config(
 
 class GeometryOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scale: Literal["full", "tiny"] = "full"
+    speed: Speed = "plain"
 
 
 class WordTokenizer:
@@ -56,7 +58,8 @@ class Pi0Geometry(VLAModel):
 
     @classmethod
     def from_config(cls, config: Config) -> Pi0Geometry:
-        dims = TINY if config.options_as(GeometryOptions).scale == "tiny" else Pi0Config()
+        options = config.options_as(GeometryOptions)
+        dims = TINY if options.scale == "tiny" else Pi0Config()
         torch.manual_seed(0)
         before = torch.get_default_dtype()
         torch.set_default_dtype(getattr(torch, config.dtype))  # 3.2 G parameters are never held in float32
@@ -65,7 +68,10 @@ class Pi0Geometry(VLAModel):
                 network = Pi0Network(dims).eval().requires_grad_(False)
         finally:
             torch.set_default_dtype(before)
-        return cls("pi0-geometry", Policy("pi0", network, _processing(dims)), device=config.device)
+        policy = Policy("pi0", network, _processing(dims))
+        model = cls("pi0-geometry", policy, device=config.device, speed=options.speed)
+        model.warm_up(config.engine.max_batch)
+        return model
 
 
 def _processing(dims: Pi0Config) -> Processing:

@@ -34,7 +34,9 @@ class Pi0(VLAModel):
             raise ConfigError(
                 f"options.checkpoint: a {policy.family} checkpoint, not {family}", path="options.checkpoint"
             )
-        return cls(name, policy, device=config.device, rtc=options.rtc.settings(), reuse=options.reuse)
+        model = cls(name, policy, device=config.device, **options.serving())
+        model.warm_up(config.engine.max_batch)
+        return model
 
 
 class Pi05(Pi0):

@@ -22,4 +22,6 @@ class SmolVLA(VLAModel):
         if options.layout != "lerobot":
             raise ConfigError("options.layout: SmolVLA has LeRobot's layout alone", path="options.layout")
         policy = loader.load_lerobot(options.folder(), options.load(config))
-        return cls("smolvla", policy, device=config.device, rtc=options.rtc.settings(), reuse=options.reuse)
+        model = cls("smolvla", policy, device=config.device, **options.serving())
+        model.warm_up(config.engine.max_batch)
+        return model

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from realtime_omni.errors import ArgumentError, ConfigError
-from realtime_omni.models.common.vla.images import Fit, model_image
+from realtime_omni.models.common.vla.images import Fit, model_image, signed
 from realtime_omni.models.common.vla.normalize import Dialect, Mode, Normalizer
 from realtime_omni.models.common.vla.processing import Processing
 from realtime_omni.models.common.vla.prompts import PromptForm, load_tokenizer, prompt_text, state_levels
@@ -165,6 +165,16 @@ def test_a_picture_of_the_right_size_is_only_scaled(fit: Fit) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     expected = picture.transpose(2, 0, 1).astype(np.float32) / 255 * 2 - 1
     assert np.abs(model_image(picture, 8, fit, "top").numpy() - expected).max() <= 1e-6
+
+
+@pytest.mark.parametrize("size", [8, 9])
+def test_raw_pictures_are_the_same_once_they_are_signed(size: int) -> None:
+    """Bytes stay bytes only where every picture has the tower's size."""
+    images = {"wrist": np.random.default_rng(0).integers(0, 256, (8, size, 3), dtype=np.uint8)}
+    row, raw = processing().inputs(images, STATE, "go"), processing().inputs(images, STATE, "go", raw=True)
+    assert (raw.images.dtype == torch.uint8) == (size == 8)
+    assert torch.equal(signed(raw.images)[raw.image_mask], row.images[row.image_mask])
+    assert torch.equal(raw.image_mask, row.image_mask)
 
 
 @pytest.mark.parametrize("fit", [Fit.CENTRED, Fit.TOP_LEFT])

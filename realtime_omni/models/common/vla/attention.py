@@ -47,15 +47,26 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tenso
     ``mask`` [B, 1 or S, T]: bool, True where a query sees a key, or what is added to the scores; every query must see at
     least one key. The query heads of one key head become queries of it: so no kernel has to repeat keys, and with a mask,
     too, one of the fused kernels serves (grouped heads with a mask would take the unfused one)."""
-    tokens, groups = q.shape[1], k.shape[2]
-    repeats = q.shape[2] // groups
-    folded = q.unflatten(2, (groups, repeats)).transpose(1, 2).flatten(2, 3)
-    if mask is not None and mask.shape[1] > 1 and repeats > 1:
-        mask = mask.repeat_interleave(repeats, dim=1)
-    seen = functional.scaled_dot_product_attention(
-        folded, k.transpose(1, 2), v.transpose(1, 2), attn_mask=None if mask is None else mask[:, None]
-    )
-    return seen.unflatten(2, (tokens, repeats)).transpose(1, 2).flatten(2, 3)
+    if mask is not None:
+        mask = fold_mask(mask, q.shape[2] // k.shape[2])[:, None]
+    folded = fold(q, k.shape[2])
+    seen = functional.scaled_dot_product_attention(folded, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask)
+    return unfold(seen, q.shape[1])
+
+
+def fold(q: Tensor, groups: int) -> Tensor:
+    """Queries [B, S, h, d] by key head [B, g, S * h / g, d]."""
+    return torch.unflatten(q, 2, (groups, -1)).transpose(1, 2).flatten(2, 3)
+
+
+def unfold(seen: Tensor, tokens: int) -> Tensor:
+    """The inverse of :func:`fold`, for S ``tokens``."""
+    return torch.unflatten(seen, 2, (tokens, -1)).transpose(1, 2).flatten(2, 3)
+
+
+def fold_mask(mask: Tensor, repeats: int) -> Tensor:
+    """A mask [B, 1 or S, T] for folded queries, of which each key head has ``repeats`` per token."""
+    return mask if mask.shape[1] == 1 or repeats == 1 else mask.repeat_interleave(repeats, dim=1)
 
 
 def positions(mask: Tensor) -> Tensor:
@@ -108,10 +119,11 @@ class Prefix:
 
     def rows(self, numbers: list[int]) -> Prefix:
         """Some of the rows."""
-        return Prefix(self.embeddings[numbers], self.mask[numbers], self.block[numbers])
+        there = torch.tensor(numbers).to(self.embeddings.device, non_blocking=True)
+        return Prefix(self.embeddings.index_select(0, there), self.mask[numbers], self.block[numbers])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class PrefixKV:
     """Keys and values of a prefix [layers, B, T, g, d], keys rotated; ``mask`` [B, T] bool. Immutable."""
 

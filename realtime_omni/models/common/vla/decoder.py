@@ -116,8 +116,8 @@ class DecoderLayer(nn.Module):
         if self.qkv_weight is None:
             q, k, v = self.q(h), self.k(h), self.v(h)
         else:
-            sizes = (self.q.out_features, self.k.out_features, self.v.out_features)
-            q, k, v = functional.linear(h, self.qkv_weight).split(sizes, dim=-1)
+            sizes = [self.q.out_features, self.k.out_features, self.v.out_features]
+            q, k, v = torch.split(functional.linear(h, self.qkv_weight), sizes, dim=-1)
         return rotate(self._heads(q), at), rotate(self._heads(k), at), self._heads(v), gate
 
     def finish(self, x_BTD: Tensor, seen: Tensor, gate: Tensor | None, condition: Tensor | None = None) -> Tensor:
@@ -162,7 +162,7 @@ class DecoderLayer(nn.Module):
 def share(parts: list[nn.Linear]) -> Tensor:
     """The weights of layers with one input, one below the other in one storage; each layer keeps its part as a view."""
     whole = torch.cat([part.weight.detach() for part in parts])
-    for part, weight in zip(parts, whole.split([p.out_features for p in parts]), strict=True):
+    for part, weight in zip(parts, torch.split(whole, [p.out_features for p in parts]), strict=True):
         part.weight = nn.Parameter(weight, requires_grad=part.weight.requires_grad)
     return whole
 

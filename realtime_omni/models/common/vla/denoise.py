@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from realtime_omni.models.common.vla.attention import DensePrefixAttention, PrefixKV
+from realtime_omni.models.common.vla.attention import PrefixKV
 from realtime_omni.models.common.vla.flow import Euler, StepRule, time_of
-from realtime_omni.models.common.vla.network import FlowNetwork
+from realtime_omni.models.common.vla.stages import Stages
 from realtime_omni.rtc.modes import Mode, Settings, resolve, step_rule
 from realtime_omni.rtc.previous import Previous
 
@@ -36,8 +36,8 @@ class FlowRow:
 class Flow:
     """Rows of one number of steps and one resolved mode."""
 
-    def __init__(self, network: FlowNetwork, rows: Sequence[FlowRow], settings: Settings) -> None:
-        self._network = network
+    def __init__(self, stages: Stages, rows: Sequence[FlowRow], settings: Settings) -> None:
+        self._stages = stages
         self._settings = settings
         self._rows = tuple(rows)
         self._rule: StepRule = Euler()
@@ -51,9 +51,7 @@ class Flow:
         if number >= steps:
             return
         t = torch.full((len(self._rows),), time_of(number, steps), dtype=torch.float32, device=self._x.device)
-        self._x = self._rule.step(
-            lambda x, at: self._network.denoise_step(x, at, self._attention), self._x, t, -1.0 / steps
-        )
+        self._x = self._rule.step(self._velocity, self._x, t, -1.0 / steps)
 
     def chunks(self) -> dict[int, Tensor]:
         """Row number -> chunk [H, A] in model space."""
@@ -69,18 +67,16 @@ class Flow:
             self._arrange()
 
     def _arrange(self) -> None:
-        kv = PrefixKV.stack([row.kv for row in self._rows])
-        state = torch.stack([row.state for row in self._rows])
-        self._attention = DensePrefixAttention(self._network.add_state(kv, state))
+        self._velocity = self._stages.velocity([row.kv for row in self._rows], [row.state for row in self._rows])
         noise = self._rows[0].noise
         previous = Previous.of([row.left for row in self._rows], *noise.shape).to(noise.device)
         self._rule = step_rule(self._settings, previous, [row.delay for row in self._rows]) or Euler()
 
 
-def make_flows(network: FlowNetwork, rows: Sequence[FlowRow], settings: Settings) -> tuple[Flow, ...]:
+def make_flows(stages: Stages, rows: Sequence[FlowRow], settings: Settings) -> tuple[Flow, ...]:
     """Rows by steps and mode. A row with nothing left of an old chunk goes by the plain rule."""
     groups: dict[tuple[int, Mode], list[FlowRow]] = {}
     for row in rows:
-        mode = resolve(settings.mode, row.delay, network.shape.horizon) if len(row.left) else Mode.NONE
+        mode = resolve(settings.mode, row.delay, stages.network.shape.horizon) if len(row.left) else Mode.NONE
         groups.setdefault((row.steps, mode), []).append(row)
-    return tuple(Flow(network, group, replace(settings, mode=mode)) for (_, mode), group in groups.items())
+    return tuple(Flow(stages, group, replace(settings, mode=mode)) for (_, mode), group in groups.items())

@@ -42,6 +42,21 @@ def model_image(picture: NDArray[Any], size: int, fit: Fit, path: str) -> Tensor
     return _torch(image[None], size, fit)[0] * 2 - 1
 
 
+def raw_image(picture: NDArray[Any], size: int, path: str) -> Tensor | None:
+    """A picture that needs no fitting as uint8 [3, size, size], for :func:`signed` to finish on the device; else None.
+
+    Raises as :func:`model_image` does, and together they give the same numbers."""
+    _check(picture, path)
+    if picture.dtype != np.uint8 or picture.shape[:2] != (size, size):
+        return None
+    return torch.from_numpy(np.ascontiguousarray(picture.transpose(2, 0, 1)))
+
+
+def signed(images: Tensor) -> Tensor:
+    """Pictures in [-1, 1]: uint8 ones are brought there, others are there already."""
+    return images.float() / 255 * 2 - 1 if images.dtype == torch.uint8 else images
+
+
 def _check(picture: NDArray[Any], path: str) -> None:
     if picture.ndim != 3 or picture.shape[2] != 3 or 0 in picture.shape:
         raise ArgumentError(f"{path}: a picture is [height, width, 3], not {list(picture.shape)}", **_at(path))

@@ -126,7 +126,7 @@ class FlowNetwork(Protocol):
 def picture_features(network: FlowNetwork, inputs: PolicyInputs) -> Tensor:
     """Features [B, N, K, D] of the cameras that are there; masked slots cost nothing and are zero."""
     if bool(inputs.image_mask.all()):
-        return network.embed_images(inputs.images.flatten(0, 1)).unflatten(0, inputs.image_mask.shape)
+        return torch.unflatten(network.embed_images(inputs.images.flatten(0, 1)), 0, inputs.image_mask.shape)
     present = network.embed_images(inputs.images[inputs.image_mask])
     features = present.new_zeros(*inputs.image_mask.shape, *present.shape[1:])
     features[inputs.image_mask] = present

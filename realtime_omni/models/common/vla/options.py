@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 import msgspec
 import torch
@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from realtime_omni.errors import ConfigError
 from realtime_omni.models.common.vla import openpi
+from realtime_omni.models.common.vla.graphs import Speed
 from realtime_omni.models.common.vla.policy import LoadOptions
 from realtime_omni.rtc.modes import Mode, Settings
 from realtime_omni.rtc.weights import Schedule
@@ -49,9 +50,17 @@ class RobotOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return openpi.Robot(**msgspec.structs.asdict(self))
 
 
+class ServingOptions(TypedDict):
+    """What ``serving.VLAModel`` takes beside the policy."""
+
+    rtc: Settings
+    reuse: bool
+    speed: Speed
+
+
 class VLAOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``checkpoint``: a folder in ``layout``; ``robot`` belongs to layout ``openpi`` alone. ``reuse``: keep a session's
-    prefix for the next observation with the same pictures and words."""
+    prefix for the next observation with the same pictures and words. ``speed``: see ``graphs.open_stages``."""
 
     checkpoint: str = ""
     layout: Literal["lerobot", "openpi"] = "lerobot"
@@ -60,6 +69,7 @@ class VLAOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     robot: RobotOptions | None = None
     rtc: RtcOptions = RtcOptions()
     reuse: bool = True
+    speed: Speed = "plain"
 
     def folder(self) -> Path:
         """Raises ConfigError: no checkpoint is named, or there is no such folder."""
@@ -72,6 +82,9 @@ class VLAOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not folder.is_dir():
             raise ConfigError(f"options.checkpoint: {self.checkpoint} is no folder", path="options.checkpoint")
         return folder
+
+    def serving(self) -> ServingOptions:
+        return {"rtc": self.rtc.settings(), "reuse": self.reuse, "speed": self.speed}
 
     def needed_robot(self) -> openpi.Robot:
         if self.robot is None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from realtime_omni.errors import ArgumentError, ErrorCode
-from realtime_omni.models.common.vla.images import Fit, model_image
+from realtime_omni.models.common.vla.images import Fit, model_image, raw_image
 from realtime_omni.models.common.vla.network import PolicyInputs
 from realtime_omni.models.common.vla.normalize import Normalizer
 from realtime_omni.models.common.vla.prompts import PromptForm, Tokenizer, prompt_text
@@ -51,17 +51,21 @@ class Processing:
     action_dim: int
     relative: tuple[bool, ...] | None = None
 
-    def inputs(self, images: Mapping[str, NDArray[Any]], state: Array, instruction: str) -> PolicyInputs:
+    def inputs(
+        self, images: Mapping[str, NDArray[Any]], state: Array, instruction: str, *, raw: bool = False
+    ) -> PolicyInputs:
         """One row. ``images``: by camera name, [H, W, 3] uint8 or float32 in [0, 1]; an absent camera is masked, but at
-        least one must be there. ``state`` [state_channels]. Raises ArgumentError and names the field."""
+        least one must be there. ``state`` [state_channels]. ``raw``: where no picture needs fitting they stay uint8, which
+        ``images.signed`` brings to [-1, 1] where it costs less. Raises ArgumentError and names the field."""
         normalised = self.state.normalize(self._checked(state))
-        pictures, mask = self._pictures(images)
+        pictures = self._raw_pictures(images) if raw else None
+        pictures = self._pictures(images) if pictures is None else pictures
         tokens = self._tokens(instruction, normalised)
         padded = np.zeros(self.state_dim, np.float32)
         padded[: self.state_channels] = normalised
         return PolicyInputs(
             images=pictures[None],
-            image_mask=mask[None],
+            image_mask=torch.tensor([[name in images for name in self.cameras]]),
             tokens=tokens[None],
             token_mask=torch.ones_like(tokens, dtype=torch.bool)[None],
             state=torch.from_numpy(padded)[None],
@@ -94,7 +98,23 @@ class Processing:
             raise ArgumentError("state: every channel must be finite", path="state")
         return state.astype(np.float32)
 
-    def _pictures(self, images: Mapping[str, NDArray[Any]]) -> tuple[Tensor, Tensor]:
+    def _raw_pictures(self, images: Mapping[str, NDArray[Any]]) -> Tensor | None:
+        self._check_cameras(images)
+        given = {name: raw_image(image, self.image_size, f"images.{name}") for name, image in images.items()}
+        blank = torch.zeros(3, self.image_size, self.image_size, dtype=torch.uint8)
+        slots = [given.get(name, blank) for name in self.cameras]
+        there = [image for image in slots if image is not None]
+        return torch.stack(there) if len(there) == len(slots) else None
+
+    def _pictures(self, images: Mapping[str, NDArray[Any]]) -> Tensor:
+        self._check_cameras(images)
+        pictures = torch.full((len(self.cameras), 3, self.image_size, self.image_size), -1.0)
+        for slot, name in enumerate(self.cameras):
+            if name in images:
+                pictures[slot] = model_image(images[name], self.image_size, self.fit, f"images.{name}")
+        return pictures
+
+    def _check_cameras(self, images: Mapping[str, NDArray[Any]]) -> None:
         unknown = sorted(set(images) - set(self.cameras))
         if unknown or not images:
             what = f"unknown camera {', '.join(unknown)}" if unknown else "no camera"
@@ -103,11 +123,6 @@ class Processing:
                 code=ErrorCode.IMAGE_INVALID,
                 path=f"images.{unknown[0]}" if unknown else "images",
             )
-        pictures = torch.full((len(self.cameras), 3, self.image_size, self.image_size), -1.0)
-        for slot, name in enumerate(self.cameras):
-            if name in images:
-                pictures[slot] = model_image(images[name], self.image_size, self.fit, f"images.{name}")
-        return pictures, torch.tensor([name in images for name in self.cameras])
 
     def _tokens(self, instruction: str, normalised: Array) -> Tensor:
         ids = self.tokenizer.encode(prompt_text(self.prompt, instruction, normalised))

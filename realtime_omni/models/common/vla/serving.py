@@ -9,7 +9,7 @@ rule; between two of them rows may leave.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
 
@@ -33,8 +33,10 @@ from realtime_omni.models.common.noise import block_noise
 from realtime_omni.models.common.packing import fingerprint
 from realtime_omni.models.common.vla import memory
 from realtime_omni.models.common.vla.denoise import Flow, FlowRow, make_flows
+from realtime_omni.models.common.vla.graphs import Speed, open_stages
+from realtime_omni.models.common.vla.images import signed
 from realtime_omni.models.common.vla.memory import MOST_PLANNED, KeptPrefix, Planned, VLAState
-from realtime_omni.models.common.vla.network import PolicyInputs, picture_features
+from realtime_omni.models.common.vla.network import PolicyInputs
 from realtime_omni.models.common.vla.policy import Policy
 from realtime_omni.models.policy import ACTIONS, PolicyBase, PolicySpec
 from realtime_omni.rtc.ensemble import Stamped, ensemble
@@ -63,11 +65,19 @@ class VLAModel(PolicyBase):
     session's prefix for its next observation."""
 
     def __init__(
-        self, name: str, policy: Policy, *, device: str = "cpu", rtc: Settings = NO_JOIN, reuse: bool = True
+        self,
+        name: str,
+        policy: Policy,
+        *,
+        device: str = "cpu",
+        rtc: Settings = NO_JOIN,
+        reuse: bool = True,
+        speed: Speed = "plain",
     ) -> None:
         self.policy = policy
         self.network = policy.network
         self._device = torch.device(device)
+        self._stages = open_stages(policy.network, self._device, len(policy.processing.cameras), speed)
         self._rtc = rtc
         self._reuse = reuse
         self._most_planned = {Mode.NONE: 0, Mode.ENSEMBLE: MOST_PLANNED}.get(rtc.mode, 1)
@@ -100,6 +110,10 @@ class VLAModel(PolicyBase):
                 statistics=self.policy.statistics,
             ),
         )
+
+    def warm_up(self, rows: int) -> None:
+        """Prepare for batches of up to ``rows`` robots; when it is not called, the first of each size waits."""
+        self._stages.warm_up(rows)
 
     @property
     def spec(self) -> ModelSpec:
@@ -163,33 +177,40 @@ class VLAModel(PolicyBase):
         if prompt is None:
             raise ArgumentError("an instruction is needed", path="prompt")
         processing = self.policy.processing
-        inputs = processing.inputs(observation.images, observation.state, prompt)
+        inputs = processing.inputs(observation.images, observation.state, prompt, raw=True)
         key = memory.prefix_key(observation.images, processing.cameras, inputs, self.network.shape)
         kept = row.state.prefix
         return _Row(row, observation, inputs, key, kept if kept is not None and kept.key == key else None)
 
     @torch.no_grad()
     def _encode_pictures(self, rows: Sequence[_Row]) -> None:
+        """All pictures that are there, of all rows, in one batch; a masked slot costs nothing and is zero."""
         if not rows:
             return
-        features = picture_features(self.network, _stacked(rows).to(self._device))
-        for number, row in enumerate(rows):
-            row.features = features[number : number + 1]
+        present = [row.inputs.images[row.inputs.image_mask] for row in rows]
+        if len({images.dtype for images in present}) > 1:
+            present = [signed(images) for images in present]
+        encoded = self._stages.features(torch.cat(present).to(self._device, non_blocking=True))
+        for row, features in zip(rows, torch.split(encoded, [len(images) for images in present]), strict=True):
+            row.inputs = replace(row.inputs, images=torch.empty(1, 0))  # nothing reads them any more
+            row.features = features
+            if not bool(row.inputs.image_mask.all()):
+                row.features = features.new_zeros(row.inputs.image_mask.shape[1], *features.shape[1:])
+                there = row.inputs.image_mask[0].nonzero()[:, 0].to(self._device, non_blocking=True)
+                row.features.index_copy_(0, there, features)
 
     @torch.no_grad()
     def _compute_prefixes(self, rows: Sequence[_Row]) -> None:
         if not rows:
             return
-        features = torch.cat([row.features for row in rows if row.features is not None])
-        prefix = self.network.embed_prefix(features, _stacked(rows).to(self._device))
-        kv = self.network.prefill(prefix.pack())
-        for number, row in enumerate(rows):
-            row.prefix = KeptPrefix(row.key, kv.row(number))
+        features = torch.stack([row.features for row in rows if row.features is not None])
+        for row, kv in zip(rows, self._stages.prefixes(features, _stacked(rows).to(self._device)), strict=True):
+            row.prefix = KeptPrefix(row.key, kv)
             row.features = None
 
     @torch.no_grad()
     def _flows(self, rows: Sequence[tuple[int, _Row]]) -> Sequence[Flow]:
-        return make_flows(self.network, [self._flow_row(number, row) for number, row in rows], self._rtc)
+        return make_flows(self._stages, [self._flow_row(number, row) for number, row in rows], self._rtc)
 
     def _flow_row(self, number: int, row: _Row) -> FlowRow:
         assert row.prefix is not None
@@ -253,4 +274,3 @@ class VLAModel(PolicyBase):
 
 def _stacked(rows: Sequence[_Row]) -> PolicyInputs:
     return PolicyInputs.stack([row.inputs for row in rows])
-

@@ -71,7 +71,9 @@ class VisionLayer(nn.Module):
 
     def forward(self, x_NPD: Tensor) -> Tensor:
         h = self.attn_norm(x_NPD)
-        projected = (self.q(h), self.k(h), self.v(h)) if self.qkv is None else functional.linear(h, *self.qkv).chunk(3, -1)
+        projected = (
+            (self.q(h), self.k(h), self.v(h)) if self.qkv is None else functional.linear(h, *self.qkv).chunk(3, -1)
+        )
         q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in projected)
         seen = functional.scaled_dot_product_attention(q, k, v)
         x_NPD = x_NPD + self.o(seen.transpose(1, 2).flatten(2))

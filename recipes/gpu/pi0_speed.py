@@ -1,0 +1,350 @@
+"""Checks pi0's captured and compiled stages on a CUDA machine, and times them. Prints JSON lines.
+
+    PYTHONPATH=. python recipes/gpu/pi0_speed.py [--limit-s 220]          (under four minutes on one H200)
+    PYTHONPATH=. python recipes/gpu/pi0_speed.py --device cpu --scale tiny --repeats 2 --speeds graphs   (its own test)
+
+Parts, each on its own so that one failure hides no other:
+
+``exact``    a tiny network in float32 (TF32 off): graphs against the plain stages, rows of other lengths and absent cameras,
+             rows that change between steps: 1e-5.
+``agrees``   pi0's dimensions in bfloat16: chunks of every speed against the same weights in float32, relative to the largest
+             action. A faster way may not be farther from float32 than twice the plain one.
+``stages``   new observations of three cameras (uint8 pictures in the CPU's memory, an own prompt of 8 words), ten steps, batch
+             1, 4 and 16: milliseconds of every stage (with a wait after each) and p50, p99 of the whole (waiting at its end).
+``kernels``  the most expensive kernels of one chunk, with their counts.
+``attention`` one layer's attention in several ways.
+``engine``   ``bench vla --in-process``: sessions, engine and statistics included, 1 and 16 robots.
+
+Exit status 0: everything that ran was within tolerance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import copy
+import gc
+import json
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from realtime_omni.bench import vla
+from realtime_omni.bench.geometry import TINY
+from realtime_omni.config import load
+from realtime_omni.models.common.vla.flow import integrate
+from realtime_omni.models.common.vla.graphs import GraphStages, Speed, open_stages
+from realtime_omni.models.common.vla.network import PolicyInputs
+from realtime_omni.models.common.vla.stages import Stages
+from realtime_omni.models.pi0.network import Pi0Config, Pi0Network
+
+TOLERANCE = 1e-5
+CAMERAS = 3
+
+
+def say(part: str, **what: Any) -> None:
+    print(json.dumps({"part": part, **what}), flush=True)
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def built(config: Pi0Config, device: torch.device, dtype: torch.dtype) -> Pi0Network:
+    """Random weights by which every layer matters: logits of order one."""
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            network = Pi0Network(config).eval().requires_grad_(False)
+    finally:
+        torch.set_default_dtype(before)
+    for parameter in network.parameters():
+        fan_in = parameter[0].numel() if parameter.ndim > 1 else 25
+        parameter.normal_(0.0, fan_in**-0.5)
+    return network
+
+
+def observed(
+    config: Pi0Config, rows: int, words: int, seed: int, absent: Sequence[tuple[int, int]] = ()
+) -> PolicyInputs:
+    """Observations in the CPU's memory, as a server has them."""
+    generator = torch.Generator().manual_seed(seed)
+    side = config.vision.image_size
+    mask = torch.ones(rows, CAMERAS, dtype=torch.bool)
+    for row, camera in absent:
+        mask[row, camera] = False
+    return PolicyInputs(
+        torch.randint(0, 256, (rows, CAMERAS, 3, side, side), dtype=torch.uint8, generator=generator),
+        mask,
+        torch.randint(1, config.vocabulary, (rows, words), generator=generator),
+        torch.ones(rows, words, dtype=torch.bool),
+        torch.randn(rows, config.state_dim, generator=generator),
+    )
+
+
+def noise_of(config: Pi0Config, rows: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(rows, config.horizon, config.action_dim, generator=generator).to(device)
+
+
+@torch.no_grad()
+def chunk(
+    stages: Stages, inputs: PolicyInputs, noise: Tensor, steps: int, mark: Callable[[str], None] = lambda stage: None
+) -> Tensor:
+    """What a server does of an observation; ``mark`` is called after each stage."""
+    encoded = stages.features(inputs.images[inputs.image_mask].to(stages.device, non_blocking=True))
+    features = encoded.new_zeros(*inputs.image_mask.shape, *encoded.shape[1:])
+    if bool(inputs.image_mask.all()):
+        features = encoded.view_as(features)
+    else:
+        features[inputs.image_mask.to(stages.device)] = encoded
+    mark("images")
+    inputs = inputs.to(stages.device)
+    prefixes = stages.prefixes(features, inputs)
+    mark("prefix")
+    velocity = stages.velocity(prefixes, list(inputs.state))
+    actions = integrate(velocity, noise, steps).cpu()
+    mark("denoise")
+    return actions
+
+
+# -- the parts ---------------------------------------------------------------------------------------------------------
+
+
+def exact(device: torch.device) -> bool:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    network = built(TINY, device, torch.float32)
+    plain, graphs = Stages(network, device), GraphStages(network, device, cameras=CAMERAS)
+    worst = 0.0
+    for rows, words, absent in (
+        (1, 5, ()),
+        (3, 20, ((1, 0), (2, 1))),
+        (1, 40, ((0, 2),)),
+        (4, 17, ()),
+        (2, 5, ()),
+        (9, 9, ()),
+    ):
+        inputs = observed(TINY, rows, words, seed=rows, absent=absent)
+        inputs.token_mask[-1, words // 2 :] = False
+        noise = noise_of(TINY, rows, device)
+        gaps = [chunk(way, inputs, noise, 3) for way in (graphs, plain)]
+        worst = max(worst, float((gaps[0] - gaps[1]).abs().max()))
+    x = noise_of(TINY, 1, device).requires_grad_()
+    inputs = observed(TINY, 1, 5, seed=1).to(device)
+    with torch.no_grad():
+        features = graphs.features(inputs.images[0]).unsqueeze(0)
+        step = graphs.velocity(graphs.prefixes(features, inputs), list(inputs.state))
+        without = step(x.detach(), torch.full((1,), 0.5, device=device)).clone()
+    v = step(x, torch.full((1,), 0.5, device=device))
+    (gradient,) = torch.autograd.grad(v.sum(), x)
+    worst = max(worst, float((v.detach() - without).abs().max()))
+    good = worst <= TOLERANCE and float(gradient.abs().max()) > 0
+    say("exact", worst=worst, gradient=float(gradient.abs().max()), good=good)
+    return good
+
+
+def start(ways: dict[str, Stages], speed: Speed) -> None:
+    began_s, plain = time.perf_counter(), ways["plain"]
+    ways[speed] = open_stages(copy.deepcopy(plain.network), plain.device, CAMERAS, speed)
+    ways[speed].warm_up(16)
+    wait(plain.device)
+    say("start", speed=speed, seconds=round(time.perf_counter() - began_s, 1))
+
+
+def agrees(config: Pi0Config, ways: dict[str, Stages]) -> bool:
+    plain = ways["plain"]
+    reference = Stages(copy.deepcopy(plain.network).float(), plain.device)  # type: ignore[attr-defined]
+    inputs = observed(config, 2, 8, seed=3)
+    noise = noise_of(config, 2, reference.device)
+    expected = chunk(reference, inputs, noise, config.steps)
+    gaps = {
+        name: float((chunk(way, inputs, noise, config.steps) - expected).abs().max() / expected.abs().max())
+        for name, way in ways.items()
+    }
+    good = all(gap <= max(2 * gaps["plain"], 1e-5) for gap in gaps.values())
+    say("agrees", relative_to_float32=gaps, good=good)
+    return good
+
+
+def stages_of(config: Pi0Config, name: str, way: Stages, rows: int, repeats: int) -> None:
+    noise = noise_of(config, rows, way.device)
+    spent: dict[str, list[float]] = {}
+    whole: list[float] = []
+
+    def mark(stage: str) -> None:
+        nonlocal began_s
+        wait(way.device)
+        now_s = time.perf_counter()
+        spent.setdefault(stage, []).append((now_s - began_s) * 1000)
+        began_s = now_s
+
+    for number in range(repeats + 3):
+        inputs = observed(config, rows, 8, seed=number % 4)
+        wait(way.device)
+        began_s = time.perf_counter()
+        chunk(way, inputs, noise, config.steps)
+        if number >= 3:
+            whole.append((time.perf_counter() - began_s) * 1000)
+    for number in range(5):
+        inputs = observed(config, rows, 8, seed=number)
+        wait(way.device)
+        began_s = time.perf_counter()
+        chunk(way, inputs, noise, config.steps, mark)
+    whole.sort()
+    say(
+        "stages",
+        speed=name,
+        batch=rows,
+        p50_ms=round(median(whole), 2),
+        p99_ms=round(whole[min(len(whole) - 1, int(0.99 * len(whole)))], 2),
+        repeats=len(whole),
+        stages_ms={stage: round(median(times), 2) for stage, times in spent.items()},
+    )
+
+
+def kernels(config: Pi0Config, way: Stages, rows: int) -> None:
+    if way.device.type != "cuda":
+        return
+    inputs, noise = observed(config, rows, 8, seed=1), noise_of(config, rows, way.device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        chunk(way, inputs, noise, config.steps)
+        wait(way.device)
+    found = sorted(profile.key_averages(), key=lambda e: -e.device_time_total)
+    rows_of = [f"{e.device_time_total / 1000:.2f} ms {e.count} x {e.key[:90]}" for e in found[:22]]
+    total_ms = sum(e.device_time_total for e in found) / 1000
+    say("kernels", batch=rows, total_ms=round(total_ms, 2), launches=sum(e.count for e in found), most=rows_of)
+
+
+def attention(device: torch.device, rows: int) -> None:
+    """Microseconds of one layer in a graph: a step's 50 queries over 880 keys, a prefix's 784 over themselves."""
+    if device.type != "cuda":
+        return
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def timed(work: Callable[[], Any]) -> float:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                work()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(20):
+                work()
+        graph.replay()
+        wait(device)
+        began_s = time.perf_counter()
+        for _ in range(5):
+            graph.replay()
+        wait(device)
+        return round((time.perf_counter() - began_s) * 1e6 / 100, 1)
+
+    def products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        scores = torch.bmm(q, k.transpose(1, 2), out_dtype=torch.float32)
+        return torch.bmm(torch.softmax(scores * 0.0625 + bias, dim=-1).to(v.dtype), v)
+
+    def by(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        with sdpa_kernel(backend):
+            return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+    taken: dict[str, float | str] = {}
+    for name, queries, keys in (("step", 400, 880), ("prefix", 784 * 8, 784)):
+        q = torch.randn(rows, 1, queries, 256, device=device, dtype=torch.bfloat16)
+        k, v = (torch.randn(rows, 1, keys, 256, device=device, dtype=torch.bfloat16) for _ in range(2))
+        bias = torch.zeros(rows, 1, 1, keys, device=device, dtype=torch.bfloat16)
+        fused = functional.scaled_dot_product_attention
+        ways: dict[str, Callable[[], Any]] = {
+            "flash": partial(fused, q, k, v),
+            "masked": partial(fused, q, k, v, attn_mask=bias),
+            "products": partial(products, q[:, 0], k[:, 0], v[:, 0], bias[:, 0]),
+            "cudnn": partial(by, SDPBackend.CUDNN_ATTENTION, q, k, v, bias),
+            "efficient": partial(by, SDPBackend.EFFICIENT_ATTENTION, q, k, v, bias),
+        }
+        for way, work in ways.items():
+            try:
+                taken[f"{name} {way}"] = timed(work)
+            except Exception as error:
+                taken[f"{name} {way}"] = str(error)[:80]
+    say("attention", batch=rows, microseconds=taken)
+
+
+def engine(device: torch.device, scale: str, speed: str, robots: int, chunks: int) -> None:
+    settings = [f"options.scale={scale}", f"options.speed={speed}"]
+    argv = ["--in-process", "--policy", "pi0-geometry", "--device", device.type, "--hz", "0", "--robots", str(robots)]
+    argv += ["--chunks", str(chunks), "--dtype", "bfloat16" if device.type == "cuda" else "float32"]
+    args = vla.parse([*argv, *(part for setting in settings for part in ("--set", setting))])
+    began_s = time.perf_counter()
+    got = asyncio.run(vla.in_process(args, load(vla.MODELS[args.policy], {}, vla.overrides(args, 0.0))))
+    report = vla.report(args, got, {"ratio_to_stock": None})
+    kept = {key: report[key] for key in ("valid", "wrong", "latency_ms", "stages_ms", "sum_of_stages")}
+    say("engine", speed=speed, robots=robots, took_s=round(time.perf_counter() - began_s, 1), **kept)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Checks and times pi0's captured and compiled stages.")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--scale", choices=("full", "tiny"), default="full")
+    parser.add_argument("--repeats", type=int, default=100)
+    parser.add_argument("--speeds", nargs="*", choices=("graphs", "compiled"), default=("graphs", "compiled"))
+    parser.add_argument("--limit-s", type=float, default=220.0)
+    args = parser.parse_args(argv)
+    began_s = time.perf_counter()
+    device = torch.device(args.device)
+    config = Pi0Config() if args.scale == "full" else TINY
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    failed: list[str] = []
+
+    def part(name: str, work: Callable[[], Any], reserve_s: float = 0.0) -> None:
+        """``reserve_s``: what must be left of the limit for it to begin."""
+        if time.perf_counter() - began_s > args.limit_s - reserve_s:
+            say("skipped", name=name)
+            return
+        try:
+            if work() is False:
+                failed.append(name)
+        except Exception:
+            failed.append(name)
+            say("failed", name=name, error=traceback.format_exc()[-1500:])
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    say("conditions", torch=torch.__version__, python=platform.python_version(), device=name, scale=args.scale)
+    part("exact", lambda: exact(device))
+    plain = Stages(built(config, device, dtype), device)
+    ways: dict[str, Stages] = {"plain": plain}
+    for speed in args.speeds:
+        part(f"start {speed}", partial(start, ways, speed))
+    part("agrees", lambda: agrees(config, ways))
+    for rows in (1, 4, 16):
+        for speed in reversed(tuple(ways)):
+            repeats = args.repeats if speed != "plain" else max(2, args.repeats // 10)
+            part(f"stages {speed} {rows}", partial(stages_of, config, speed, ways[speed], rows, repeats), 20)
+    fastest = next(reversed(ways))
+    for rows in (1, 16):
+        part("kernels", partial(kernels, config, ways[fastest], rows), 30)
+        part("attention", partial(attention, device, rows), 30)
+    ways.clear()
+    del plain
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    for robots, chunks in ((1, args.repeats), (16, max(2, args.repeats // 5))):
+        part("engine", partial(engine, device, args.scale, fastest, robots, chunks), 30)
+    say("end", failed=failed, seconds=round(time.perf_counter() - began_s, 1))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Captured stages give what plain stages give: any rows, any prompt, absent cameras, in any order. On the CPU everything runs
+but the capture itself; ``recipes/gpu/pi0_speed.py`` compares on a GPU."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.vla import tiny
+from realtime_omni.models.common.vla.attention import PrefixKV
+from realtime_omni.models.common.vla.flow import Velocity
+from realtime_omni.models.common.vla.graphs import GraphStages, compile_layers, fuse
+from realtime_omni.models.common.vla.network import FlowNetwork, PolicyInputs, encode, picture_features, sample
+from realtime_omni.models.common.vla.stages import Stages
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=tiny.FAMILIES)
+def network(request: pytest.FixtureRequest) -> FlowNetwork:
+    return tiny.network(request.param)
+
+
+@pytest.fixture
+def graphs(network: FlowNetwork) -> GraphStages:
+    return GraphStages(network, CPU, cameras=tiny.CAMERAS)
+
+
+def gap(a: Tensor, b: Tensor) -> float:
+    assert a.shape == b.shape
+    return float((a - b).detach().abs().max())
+
+
+def prefixes(stages: Stages, rows: list[PolicyInputs]) -> list[PrefixKV]:
+    with torch.no_grad():
+        inputs = PolicyInputs.stack(rows)
+        return stages.prefixes(picture_features(stages.network, inputs), inputs)
+
+
+def velocity(stages: Stages, rows: list[PolicyInputs], kvs: list[PrefixKV] | None = None) -> Velocity:
+    return stages.velocity(kvs or prefixes(stages, rows), [row.state[0] for row in rows])
+
+
+ROWS = [tiny.row(1, words=3), tiny.row(2, (True, False, False), words=11), tiny.row(3, (False, True, True), words=29)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 20])
+def test_pictures_fill_up_to_the_next_size(graphs: GraphStages, count: int) -> None:
+    images = torch.rand(count, 3, 32, 32) * 2 - 1
+    with torch.no_grad():
+        assert gap(graphs.features(images), graphs.network.embed_images(images)) <= 1e-6
+        raw = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8)
+        assert gap(graphs.features(raw), graphs.network.embed_images(raw.float() / 255 * 2 - 1)) <= 1e-6
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_prefixes_of_any_length_are_the_plain_ones(graphs: GraphStages, count: int) -> None:
+    plain = prefixes(Stages(graphs.network, CPU), ROWS[:count])
+    for ours, theirs in zip(prefixes(graphs, ROWS[:count]), plain, strict=True):
+        assert gap(ours.keys, theirs.keys) <= 1e-5
+        assert gap(ours.values, theirs.values) <= 1e-5
+        assert torch.equal(ours.mask, theirs.mask)
+
+
+def test_a_longer_prompt_leaves_nothing_behind_for_a_shorter_one(graphs: GraphStages) -> None:
+    first = prefixes(graphs, ROWS[:1])[0]
+    prefixes(graphs, [tiny.row(7, words=14)])
+    assert torch.equal(prefixes(graphs, ROWS[:1])[0].keys, first.keys)
+
+
+@pytest.mark.parametrize("per_action", [False, True])
+def test_a_step_of_any_rows_is_the_plain_step(graphs: GraphStages, per_action: bool) -> None:
+    """Rows change between steps as they do when sessions join and leave; times differ per row, or per action."""
+    plain = Stages(graphs.network, CPU)
+    kvs = prefixes(plain, ROWS)
+    for chosen in ([0, 1, 2], [2], [1, 2], [0], [0, 1, 2]):
+        rows, x = [ROWS[i] for i in chosen], tiny.noise(len(chosen), seed=chosen[0])
+        t = torch.rand(len(chosen), *([tiny.HORIZON] if per_action else []))
+        with torch.no_grad():
+            ours = velocity(graphs, rows, [kvs[i] for i in chosen])(x, t)
+            theirs = velocity(plain, rows, [kvs[i] for i in chosen])(x, t)
+        assert gap(ours, theirs) <= 1e-5
+
+
+def test_two_groups_take_turns_on_one_graph(graphs: GraphStages) -> None:
+    plain, x, t = Stages(graphs.network, CPU), tiny.noise(), torch.tensor([0.7])
+    ours = [velocity(graphs, [row]) for row in ROWS[:2]]
+    theirs = [velocity(plain, [row]) for row in ROWS[:2]]
+    with torch.no_grad():
+        for index in (0, 1, 0, 1):
+            assert gap(ours[index](x, t), theirs[index](x, t)) <= 1e-5
+
+
+def test_a_new_state_over_the_same_prefix_is_seen(graphs: GraphStages) -> None:
+    plain, kvs, x, t = Stages(graphs.network, CPU), prefixes(graphs, ROWS[:1]), tiny.noise(), torch.tensor([0.7])
+    for state in (ROWS[0].state[0], ROWS[1].state[0]):
+        with torch.no_grad():
+            assert gap(graphs.velocity(kvs, [state])(x, t), plain.velocity(kvs, [state])(x, t)) <= 1e-5
+
+
+def test_a_step_under_gradients_runs_plainly(graphs: GraphStages) -> None:
+    """What a guided step with the true Jacobian asks for."""
+    x, t = tiny.noise().requires_grad_(), torch.tensor([0.7])
+    with torch.no_grad():
+        step = velocity(graphs, ROWS[:1])
+        without = step(x, t)
+    v = step(x, t)
+    assert gap(v, without) <= 1e-5
+    (gradient,) = torch.autograd.grad(v.sum(), x)
+    assert float(gradient.abs().max()) > 0
+
+
+def test_a_size_that_cannot_be_captured_runs_plainly(
+    network: FlowNetwork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(work: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    graphs = GraphStages(network, CPU, cameras=tiny.CAMERAS)
+    monkeypatch.setattr(graphs, "_capture", fails)
+    plain = Stages(network, CPU)
+    x, t = tiny.noise(), torch.tensor([0.7])
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(velocity(graphs, ROWS[:1])(x, t), velocity(plain, ROWS[:1])(x, t))
+    assert sum("runs plainly" in record.message for record in caplog.records) == 2  # a prefix and a step, once each
+
+
+def test_graphs_keep_nobodys_prefix_alive(graphs: GraphStages) -> None:
+    kvs = prefixes(graphs, ROWS[:1])
+    with torch.no_grad():
+        velocity(graphs, ROWS[:1], kvs)(tiny.noise(), torch.tensor([0.7]))
+    held = weakref.ref(kvs[0])
+    del kvs
+    gc.collect()
+    assert held() is None
+
+
+def test_fused_projections_are_the_same_network(network: FlowNetwork) -> None:
+    plain = sample(network, encode(network, ROWS[1]), tiny.noise())
+    weights = {name: value.clone() for name, value in network.state_dict().items()}  # type: ignore[attr-defined]
+    fuse(network)
+    assert gap(sample(network, encode(network, ROWS[1]), tiny.noise()), plain) <= 1e-5
+    for name, value in network.state_dict().items():  # type: ignore[attr-defined]
+        assert torch.equal(value, weights[name])
+    for module in network.modules():  # type: ignore[attr-defined]
+        if getattr(module, "mlp_weight", None) is not None:
+            assert module.gate.weight.data_ptr() == module.mlp_weight.data_ptr()
+
+
+@pytest.mark.parametrize("network", ["pi05"], indirect=True)  # adaptive norms; ten seconds each
+def test_layers_compile_without_a_break(network: FlowNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced, not compiled: that every piece is one graph, and that its numbers are those of the plain piece."""
+    plain = sample(network, encode(network, ROWS[1]), tiny.noise())
+    whole = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **_: whole(function, backend="eager", fullgraph=True))
+    fuse(network)
+    compile_layers(network)
+    assert gap(sample(network, encode(network, ROWS[1]), tiny.noise()), plain) <= 1e-5
