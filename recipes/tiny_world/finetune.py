@@ -112,6 +112,9 @@ class Tuning:
         with (self.out / "loss.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([("stage", "step", "seconds", "name", "value"), *self.rows])
 
+    def write(self, result: dict) -> None:
+        (self.out / "results.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
 
 @dataclasses.dataclass
 class Parts:
@@ -216,47 +219,51 @@ def check(run: Tuning, parts: Parts, steps: int) -> None:
     run.save()
 
 
-def choose(run: Tuning, bench: Bench, steps: int) -> dict:
-    """Cheap scores of every candidate: clips for all, walks for the start and the best four by clips."""
+def choose(run: Tuning, bench: Bench, steps: int) -> tuple[dict, list[str]]:
+    """(scores of every candidate, the best first without the start): clips for all, walks for those that clips favour.
+
+    A candidate is written to `--state`. Without time for walks, clips decide alone.
+    """
     last = run.kept.pop(f"step_{steps}", run.ema)
     run.kept.pop("step_0", None)
     candidates = {"start": run.first, "last": last, **run.kept, **blends(run.first, last, (0.25, 0.5, 0.75))}
     scores = {name: bench.clips(weights) for name, weights in candidates.items()}
-    best = sorted(scores, key=lambda name: goodness(scores[name]), reverse=True)
-    for name in dict.fromkeys(["last", *best[:4], "start"]):
+    by_clips = sorted(scores, key=lambda name: goodness(scores[name]), reverse=True)
+    for name in dict.fromkeys(["last", *by_clips[:4], "start"]):
         if run.left() + run.args.eval_seconds / 2 < 0:
             run.told("no time for the walks of " + name)
             continue
         walks, seen = bench.walks(candidates[name])
         scores[name] |= walks
+        at = torch.linspace(0, seen.shape[1] - 1, 12).long()
+        contact_sheet(seen[:12, at].cpu(), run.state / f"walks_{name}.png")
+    for name in by_clips:
+        scores[name]["goodness"] = goodness(scores[name])
         run.told(f"{name}: {json.dumps(scores[name])}")
+    order = sorted(by_clips, key=lambda name: ("walks" in scores[name], scores[name]["goodness"]), reverse=True)
+    order.remove("start")
+    for name in order:
         export(candidates[name], run.state / f"{name}.safetensors")
-        if name != "start":
-            at = torch.linspace(0, seen.shape[1] - 1, 12).long()
-            contact_sheet(seen[:12, at].cpu(), run.state / f"walks_{name}.png")
-    for found in scores.values():
-        found["goodness"] = goodness(found)
-    return scores
+    return scores, order
 
 
 def conclude(run: Tuning, bench: Bench, steps: int) -> None:
     """Choose, evaluate the best two in full with one step, and leave the result's six files in `--out`."""
-    result: dict = {"steps": steps, "arguments": vars(run.args), "distance": run.distance()}
-    result["candidates"] = scores = choose(run, bench, steps)
-    result["simulator"] = bench.simulator_walks()
-    run.told(f"simulator: {json.dumps(result['simulator'])}")
-    walked = [name for name in scores if "walks" in scores[name] and name != "start"]
-    order = sorted(walked, key=lambda name: scores[name]["goodness"], reverse=True)
+    scores, order = choose(run, bench, steps)
+    result: dict = {"steps": steps, "arguments": vars(run.args), "distance": run.distance(), "candidates": scores}
     run.told(f"best first: {order}")
     for name, target in zip(order, ("model", "second"), strict=False):
         shutil.copy(run.state / f"{name}.safetensors", run.out / f"{target}.safetensors")
-    shutil.copy(run.state / f"walks_{order[0]}.png", run.out / "walks.png")
+    if "walks" in scores[order[0]]:
+        shutil.copy(run.state / f"walks_{order[0]}.png", run.out / "walks.png")
+        result["simulator"] = bench.simulator_walks()
+        run.told(f"simulator: {json.dumps(result['simulator'])}")
+    run.write(result)
     config = dataclasses.replace(run.config, sampler_steps=1)
     (run.state / "config.json").write_text(config.to_json(), encoding="utf-8")
     torch.set_float32_matmul_precision("highest")
     result["evaluated"], took = {}, 0.0
     for name in order[:2]:
-        (run.out / "results.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         if run.left() + run.args.eval_seconds < took:
             run.told("no time for the full evaluation of " + name)
             break
@@ -274,10 +281,10 @@ def conclude(run: Tuning, bench: Bench, steps: int) -> None:
         took = time.monotonic() - began
         result["evaluated"][name] = found
         run.told(f"evaluated {name} in {took:.0f} s: {json.dumps(found)}")
+        run.write(result)
         if name == order[0]:
             save_sheets(keep, run.state, "best")
             shutil.copy(run.state / "clips_best.png", run.out / "clips.png")
-    (run.out / "results.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     run.told("done")
 
 
