@@ -29,12 +29,13 @@ export DEBIAN_FRONTEND := noninteractive
 # What mypy checks with --strict: everything that ships, but not the tests and the training recipes.
 STRICT := protocols/realtime_omni_protocols clients/python/realtime_omni_client realtime_omni
 
-.PHONY: run test lint format imports web pytest install clean help
+.PHONY: run test lint format imports web pytest conformance install clean help
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run    serve $(RECIPE) on http://$(HOST):$(PORT)"
 	@echo "make test   lint, types, import contracts, web page, tests"
+	@echo "make conformance  conversations with unmodified voice clients (installs them once: two minutes)"
 	@echo "make format sort imports and format the Python files"
 	@echo "make clean  remove .venv and the stamps"
 
@@ -98,6 +99,16 @@ $(STAMPS)/robots.done: $(STAMPS)/install $(ROBOTS)/requirements.txt $(ROBOTS)/nu
 	$(PIP) install --quiet --no-deps --target $(STAMPS)/numpy1 -r $(ROBOTS)/numpy1.txt
 	@touch $@
 
+# Voice clients that are not ours, for tests/conformance/realtime: environments keyed by the hash of their lock file, because they
+# ask for versions that ours does not have. They cost minutes once, so only `make conformance` builds them.
+VOICES := tests/conformance/realtime
+voice_clients = $(STAMPS)/voices-$(1)-$(shell sha256sum $(VOICES)/$(1).lock | cut -c1-12)/done
+VOICE_CLIENTS := $(call voice_clients,openai) $(call voice_clients,pipecat)
+$(VOICE_CLIENTS):
+	@rm -rf $(@D) && $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet -r $(VOICES)/$(word 2,$(subst -, ,$(notdir $(@D)))).lock
+	@touch $@
+
 # -- checks --------------------------------------------------------------------------------------------------------
 
 lint: install
@@ -130,6 +141,10 @@ endif
 
 pytest: install $(STAMPS)/robots.done $(STAMPS)/chromium $(STAMPS)/node
 	$(BIN)/python -m pytest $(REQ_STRICT) $(PYTEST_ARGS)
+
+# Whole conversations with unmodified clients.
+conformance: install $(VOICE_CLIENTS)
+	$(BIN)/python -m pytest $(VOICES) $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) $(STAMPS) $(WEB)/node_modules

@@ -66,11 +66,11 @@ class CommitInput:
 
 @dataclass(frozen=True, slots=True)
 class AddItem:
-    """A client's item is in the conversation, after ``previous`` (None: first). ``audio``: of its ``input_audio`` parts."""
+    """A client's item is in the conversation, after ``previous`` (None: first); ``last``: it is its end."""
 
     item: Item
     previous: str | None
-    audio: tuple[bytes, ...] = ()
+    last: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,10 @@ class RemoveItem:
 
 @dataclass(frozen=True, slots=True)
 class TruncateItem:
-    """Of what the assistant said, only this was heard; the model must not remember more."""
+    """Of what the assistant said in that response, only this was heard; the model must not remember more."""
 
     item_id: str
+    response_id: str
     heard_ms: int
     transcript: str
 
@@ -225,10 +226,10 @@ class ResponseCompleted:
 
 @dataclass(frozen=True, slots=True)
 class ResponseStopped:
-    """It ended early: ``max_output_tokens`` or ``content_filter``, or ``turn_detected`` where the model itself yielded."""
+    """It ended early: at a bound, or cancelled by the session (``turn_detected``: the user speaks)."""
 
     response_id: str
-    reason: Literal["max_output_tokens", "content_filter", "turn_detected"]
+    reason: Literal["max_output_tokens", "content_filter", "turn_detected", "client_cancelled"]
     usage: Usage = field(default_factory=Usage)
 
 

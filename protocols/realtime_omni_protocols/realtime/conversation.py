@@ -29,8 +29,9 @@ class Fragment:
 
 @dataclass(slots=True)
 class Spoken:
-    """What the assistant said in one item, and when in its audio."""
+    """What the assistant said in one item, and when in its audio. ``response_id``: in which response."""
 
+    response_id: str
     audio_ms: float = 0.0
     fragments: list[Fragment] = field(default_factory=list)
     cut_ms: float | None = None

@@ -44,10 +44,11 @@ class InputBuffer:
         return self.item_id
 
     def commit(self) -> str:
-        """The buffer becomes an item: its id. Speech that goes on belongs to a next one."""
+        """The buffer becomes an item: its id. It ends the speech under way, too."""
         item_id = self.item_id or self._mint("item")
         self._bytes = 0
-        self.item_id = self._mint("item") if self.speaking else None
+        self.speaking = False
+        self.item_id = None
         return item_id
 
     def clear(self) -> None:

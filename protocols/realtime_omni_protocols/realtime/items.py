@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 from .codes import RealtimeCode, RealtimeError
 
 MAX_FRAME_BYTES = 256 * 1024
 """Bound of every frame that a server sends; the strictest client's default is 1 MiB."""
 MAX_ITEM_BYTES = 96 * 1024
-"""Bound of an item as JSON, its audio left out."""
+"""Bound of an item as JSON."""
 MAX_ID_CHARS = 128
 
 Id: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS)]
@@ -30,10 +30,9 @@ class InputText(Struct, frozen=True, tag_field="type", tag="input_text"):
 
 
 class InputAudio(Struct, frozen=True, tag_field="type", tag="input_audio"):
-    """``audio`` (base64) only on the way in."""
+    """``transcript`` is None until it is known. Audio that a client puts in is dropped: its transcript says it all."""
 
     transcript: str | None = None
-    audio: str | UnsetType | None = UNSET
 
 
 class InputImage(Struct, frozen=True, tag_field="type", tag="input_image"):
@@ -112,31 +111,20 @@ def check_item(item: Item, param: str = "item") -> None:
                 kind = msgspec.to_builtins(part)["type"]
                 text = f"a {item.role} message of a client cannot have content of type {kind} here"
                 raise RealtimeError(RealtimeCode.INVALID_VALUE, text, f"{param}.content[{index}].type")
-    if len(msgspec.json.encode(shown(item))) > MAX_ITEM_BYTES:
+            if isinstance(part, InputAudio) and part.transcript is None:
+                text = "audio of an item needs its transcript here; what is to be heard goes into the input buffer"
+                raise RealtimeError(RealtimeCode.MISSING_PARAMETER, text, f"{param}.content[{index}].transcript")
+    if len(msgspec.json.encode(item)) > MAX_ITEM_BYTES:
         raise RealtimeError(RealtimeCode.TOO_LARGE, f"an item has at most {MAX_ITEM_BYTES} bytes", param)
 
 
-def shown(item: Item) -> Item:
-    """The item as a server shows it: without the audio that a client put in."""
-    if not isinstance(item, MessageItem) or not any(isinstance(part, InputAudio) for part in item.content):
-        return item
-    content = tuple(InputAudio(part.transcript) if isinstance(part, InputAudio) else part for part in item.content)
-    return msgspec.structs.replace(item, content=content)
-
-
 def kept_item(item: Item, mint: Callable[[str], str]) -> Item:
-    """A client's item as a conversation holds it: with an id, without audio, whole."""
+    """A client's item as a conversation holds it: with an id, whole."""
     status: ItemStatus = "incomplete" if item.status == "incomplete" else "completed"
-    made = msgspec.structs.replace(shown(item), id=item.id or mint("item"), status=status)
+    made = msgspec.structs.replace(item, id=item.id or mint("item"), status=status)
     if isinstance(made, FunctionCallItem) and made.call_id is None:
         return msgspec.structs.replace(made, call_id=mint("call"))
     return made
-
-
-def audio_of(item: Item) -> tuple[str, ...]:
-    """The audio (base64) that a client put in."""
-    parts = item.content if isinstance(item, MessageItem) else ()
-    return tuple(part.audio for part in parts if isinstance(part, InputAudio) and isinstance(part.audio, str))
 
 
 class CachedDetails(Struct, frozen=True, kw_only=True):

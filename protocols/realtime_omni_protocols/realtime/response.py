@@ -73,7 +73,7 @@ class ResponseStream:
         self._mint = mint
         self._output: list[Item] = []
         self._message: MessageItem | None = None
-        self._spoken = Spoken()
+        self._spoken = Spoken(self.id)
         self._text_bytes = 0
         self._over = False
 
@@ -181,7 +181,7 @@ class ResponseStream:
             assert self._message.id is not None
             return [], self._message.id
         item_id = self._mint("item")
-        self._spoken = Spoken()
+        self._spoken = Spoken(self.id)
         speech = self.config.modality == "audio"
         self._message = MessageItem(
             role="assistant",

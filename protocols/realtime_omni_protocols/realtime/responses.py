@@ -110,7 +110,7 @@ class Responses:
             case c.ResponseCompleted(_, usage):
                 return self._finish(stream, "completed", e.StatusDetails(type="completed"), usage)
             case c.ResponseStopped(_, reason, usage):
-                status: Status = "cancelled" if reason == "turn_detected" else "incomplete"
+                status: Status = "cancelled" if reason in ("turn_detected", "client_cancelled") else "incomplete"
                 return self._finish(stream, status, e.StatusDetails(type=status, reason=reason), usage)
             case c.ResponseFailed(_, message, code, usage):
                 details = e.StatusDetails(type="failed", error=_status_error(code, message))

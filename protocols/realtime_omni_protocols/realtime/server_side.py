@@ -57,7 +57,6 @@ from .items import (
     ItemReference,
     MessageItem,
     OutputAudio,
-    audio_of,
     check_item,
     kept_item,
 )
@@ -154,6 +153,12 @@ class RealtimeServerSide:
             self._apply(fact)
         return self._take()
 
+    def report(self, error: RealtimeError) -> list[c.Output]:
+        """A command could not be carried out: the client is told."""
+        if not self._closed:
+            self._refuse(error, None)
+        return self._take()
+
     def end(self, error: RealtimeError, close: RealtimeClose) -> list[c.Output]:
         """The server ends the connection: terminal events of what runs, the error, the close."""
         if self._closed:
@@ -241,11 +246,10 @@ class RealtimeServerSide:
             self._conversation.check_output(item)
         previous = event.previous_item_id or None
         self._conversation.check_place(item.id, previous, self._input.item_id)
-        audio = tuple(decode_audio(audio, "item.content") for audio in audio_of(item))
         kept = kept_item(item, self._mint)
         assert kept.id is not None
         self._conversation.add(kept, previous)
-        self._out.append(c.AddItem(kept, self._conversation.previous(kept.id), audio))
+        self._out.append(c.AddItem(kept, self._conversation.previous(kept.id), self._conversation.last_id == kept.id))
         self._announce(kept)
 
     def _truncate(self, event: ItemTruncate) -> None:
@@ -260,7 +264,7 @@ class RealtimeServerSide:
         heard = 0
         if spoken is not None and isinstance(item.content[0], OutputAudio):
             heard = int(spoken.cut(event.audio_end_ms))
-            self._out.append(c.TruncateItem(item_id, heard, spoken.heard()))
+            self._out.append(c.TruncateItem(item_id, spoken.response_id, heard, spoken.heard()))
         self._send(e.ItemTruncated(item_id=item_id, audio_end_ms=heard))
 
     def _create_response(self, request: ResponseRequest) -> None:
@@ -334,7 +338,7 @@ class RealtimeServerSide:
             self._stale += 1
             return
         self._send(e.SpeechStarted(audio_start_ms=audio_start_ms, item_id=self._input.start()))
-        if detection.interrupt_response:
+        if detection.interrupt_response and not self.profile.model_yields:
             self._owed = False
             self._out += self._responses.cancel(None, "turn_detected") or []
 

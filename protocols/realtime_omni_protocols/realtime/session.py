@@ -135,7 +135,8 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
 class Profile(Struct, frozen=True, kw_only=True):
     """What the server behind the session is, fixed for its life.
 
-    ``model_decides``: the model itself opens responses (an always-clocked one); the end of a turn starts none.
+    ``model_decides``: the session behind opens responses at the end of a turn, or whenever it wants; the machine starts none.
+    ``model_yields``: it decides, too, whether it gives way to a user who speaks; the machine cancels nothing then.
     ``expires_at``: Unix seconds.
     """
 
@@ -144,6 +145,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     voices: tuple[str, ...] = ("default",)
     expires_at: int | None = None
     model_decides: bool = False
+    model_yields: bool = False
 
 
 class SessionObject(SessionConfig, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """A Realtime machine driven from a test: dicts in, dicts out, every event judged by `Grammar`.
 
-With ``REALTIME_OMNI_EVENT_DUMP`` set, every event is appended to that file: the conformance tests show them to the
+With ``REALTIME_EVENT_DUMP`` set, every event is appended to that file: the conformance tests show them to the
 clients' own validators.
 """
 
@@ -18,7 +18,7 @@ from realtime_omni_protocols.realtime.commands import Command, Fact, Output
 
 Json = dict[str, Any]
 PROFILE = Profile(session_id="sess_1", model="puppet", voices=("puppet", "second"), expires_at=1_800_000_000)
-DUMP = os.environ.get("REALTIME_OMNI_EVENT_DUMP")
+DUMP = os.environ.get("REALTIME_EVENT_DUMP")
 
 
 def dump(event: bytes) -> None:

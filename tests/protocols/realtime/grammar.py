@@ -107,6 +107,7 @@ class Grammar:
         if self.announced is not None:
             assert event["item_id"] == self.announced, "the announced id is the one that is committed"
         self.announced = None
+        self.speaking = False
         assert event["previous_item_id"] == (self.order[-1] if self.order else None)
         self.expected = [("conversation.item.added", event["item_id"]), ("conversation.item.done", event["item_id"])]
 

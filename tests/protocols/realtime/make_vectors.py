@@ -543,6 +543,7 @@ SENT: list[tuple[str, str, str, str | None]] = [
     ("an item without a type", item(), MISSING, "item.type"),
     ("an item with an empty id", item(type="message", role="user", content=[], id=""), VALUE, "item.id"),
     ("a picture", content("user", "input_image"), VALUE, "item.content[0].type"),
+    ("audio without a transcript", content("user", "input_audio"), MISSING, "item.content[0].transcript"),
     ("speech of an assistant", content("assistant", "output_audio"), VALUE, "item.content[0].type"),
     ("a call's output without a call", item(type="function_call_output", output=""), MISSING, "item.call_id"),
     (

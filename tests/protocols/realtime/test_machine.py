@@ -9,8 +9,8 @@ Faults that were put into the machine on purpose, and that this test found, each
 - ``output_index`` not counted up; ``event_id`` left empty;
 - an item added before ``previous_item_id`` instead of after it; ``done`` sent for an item deleted meanwhile.
 
-Not found by it, so test_server_side.py has a test for each: an owed answer that survives a cancel; no id left for speech that
-goes on after a commit; audio deltas that are not split.
+Not found by it, so test_server_side.py has a test for each: an owed answer that survives a cancel; audio deltas that
+are not split.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ DETECTION = st.sampled_from(
         {"threshold": 0.8},
     ]
 )
-CODE = st.sampled_from(["max_output_tokens", "content_filter", "turn_detected"])
+CODE = st.sampled_from(["max_output_tokens", "content_filter", "turn_detected", "client_cancelled"])
 
 
 class Session(RuleBasedStateMachine):

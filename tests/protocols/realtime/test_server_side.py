@@ -87,7 +87,7 @@ def test_a_response_is_started_from_what_was_said_so_far() -> None:
     driver.say("hello", id="mine")
     (added,) = driver.commands
     assert isinstance(added, AddItem)
-    assert added.previous is None
+    assert (added.previous, added.last) == (None, True)
     driver.send("response.create", response={"instructions": "shout", "max_output_tokens": 7})
     (start,) = driver.commands
     assert isinstance(start, StartResponse)
@@ -114,10 +114,11 @@ def test_the_model_remembers_what_was_heard(heard_ms: int, answered: int, rememb
     """Words of half a second each; one that was cut in the middle was not heard."""
     driver = Driver()
     item_id = speak(driver, [("One ", 0, 500), ("two ", 500, 1000), ("three", 1000, 1500)], 1500)
+    response = driver.response
     driver.send("response.cancel")
     (event,) = driver.send("conversation.item.truncate", item_id=item_id, content_index=0, audio_end_ms=heard_ms)
     assert event["audio_end_ms"] == answered
-    assert driver.commands == [TruncateItem(item_id, answered, remembered)]
+    assert driver.commands == [TruncateItem(item_id, response, answered, remembered)]
     assert said(driver, item_id) == remembered
     driver.send("response.create")
     (start,) = driver.commands
@@ -138,7 +139,7 @@ def test_a_later_truncation_cannot_bring_words_back() -> None:
 
 
 def test_a_phrase_is_cut_at_a_word() -> None:
-    spoken = Spoken()
+    spoken = Spoken("r")
     spoken.write("seven words are said in one second", None, None)
     spoken.say(1000, None)
     spoken.cut(500)
@@ -146,12 +147,12 @@ def test_a_phrase_is_cut_at_a_word() -> None:
 
 
 def test_text_that_comes_before_its_audio_is_placed_by_it() -> None:
-    spoken = Spoken()
+    spoken = Spoken("r")
     spoken.write("later", 5_400, 5_800)
     spoken.say(1000, 5_000)
     spoken.cut(399)
     assert spoken.heard() == ""
-    spoken = Spoken()
+    spoken = Spoken("r")
     spoken.write("later", 5_400, 5_800)
     spoken.say(1000, 5_000)
     spoken.cut(800)
@@ -160,7 +161,7 @@ def test_text_that_comes_before_its_audio_is_placed_by_it() -> None:
 
 def test_a_pause_of_the_session_is_no_audio_of_the_item() -> None:
     """480 ms are said, then 2 s nothing, then the rest: its words are at 480 ms of the item."""
-    spoken = Spoken()
+    spoken = Spoken("r")
     spoken.say(480, 1_000)
     spoken.write("first ", 1_000, 1_480)
     spoken.say(480, 3_480)
@@ -227,14 +228,15 @@ def test_silence_can_be_answered_too() -> None:
     assert events[-1] == "response.created"
 
 
-def test_a_commit_in_the_middle_of_speech_leaves_an_id_for_the_rest() -> None:
+def test_a_commit_in_the_middle_of_speech_ends_it() -> None:
     driver = Driver()
     driver.append(20)
     (started,) = driver.apply(UserStarted(0))
     (committed, *_) = driver.send("input_audio_buffer.commit")
     assert committed["item_id"] == started["item_id"]
-    (stopped, second, *_) = driver.apply(UserStopped(900))
-    assert stopped["item_id"] == second["item_id"] != started["item_id"]
+    assert driver.apply(UserStopped(900)) == []
+    (again,) = driver.apply(UserStarted(950))
+    assert again["item_id"] != started["item_id"]
 
 
 def test_a_transcript_that_is_ready_before_the_turn_is_told_after_its_item() -> None:
@@ -248,13 +250,15 @@ def test_a_transcript_that_is_ready_before_the_turn_is_told_after_its_item() -> 
     assert told > events.index("conversation.item.done")
 
 
-def test_audio_of_a_clients_item_goes_to_the_session_and_not_back() -> None:
+def test_audio_of_a_clients_item_is_its_transcript() -> None:
     driver = Driver()
-    content = [{"type": "input_audio", "audio": base64.b64encode(b"abcd").decode(), "transcript": "hm"}]
+    audio = base64.b64encode(b"abcd").decode()
+    content = [{"type": "input_audio", "audio": audio, "transcript": "hm"}]
     events = driver.send("conversation.item.create", item={"type": "message", "role": "user", "content": content})
     (added,) = driver.commands
     assert isinstance(added, AddItem)
-    assert added.audio == (b"abcd",)
+    assert isinstance(added.item, MessageItem)
+    assert added.item.text == "hm"
     assert events[0]["item"]["content"] == [{"type": "input_audio", "transcript": "hm"}]
 
 

@@ -1,0 +1,42 @@
+"""The environments of the foreign clients, and how a script runs in one.
+
+``make conformance`` builds them from the lock files beside this one, keyed by the lock's hash. A test that needs one is skipped
+where it is not built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+HERE = Path(__file__).parent
+MAKE = HERE.parents[2] / ".make"
+Group = Literal["openai", "pipecat"]
+
+
+def environment(group: Group) -> Path:
+    """The folder of a group's environment."""
+    lock = (HERE / f"{group}.lock").read_bytes()
+    return MAKE / f"voices-{group}-{hashlib.sha256(lock).hexdigest()[:12]}"
+
+
+def need(group: Group) -> Path:
+    """Its Python; skips the test where it is not built."""
+    python = environment(group) / "bin" / "python"
+    if not (environment(group) / "done").is_file():
+        pytest.skip(f"the clients of {group}.lock are not installed: make conformance")
+    return python
+
+
+def run(group: Group, script: str, *arguments: str, timeout_s: float = 60) -> Any:
+    """What a script of the folder ``scripts`` prints as its last line, in JSON."""
+    command = [str(need(group)), str(HERE / "scripts" / script), *arguments]
+    environ = {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, env=environ)
+    assert done.returncode == 0, f"{script} failed:\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    return json.loads(done.stdout.splitlines()[-1])
