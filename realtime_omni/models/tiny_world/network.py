@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,14 +104,20 @@ def rope_angles(position: Tensor, dims: int) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate channel pairs (i, i + half) of x [B, T, heads, head_dim]; cos, sin [B, T, 1, head_dim / 2]."""
-    first, second = x.float().chunk(2, dim=-1)
-    turned = torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
-    return turned.to(x.dtype)
+    """Turn channel pairs (i, i + half) of x [..., head_dim]; cos, sin [..., head_dim] as `TinyWorldNet.rope` makes them."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return x * (1 + scale) + shift
+    return torch.addcmul(shift, x, 1 + scale)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU in its tanh form. On a CPU with (1 + tanh u) / 2 = sigmoid 2u: torch's kernel for it takes twice as long."""
+    if x.is_cuda:
+        return functional.gelu(x, approximate="tanh")
+    slope = 2 * (2 / math.pi) ** 0.5
+    return x * torch.sigmoid(x * torch.addcmul(x.new_tensor(slope), x, x, value=0.044715 * slope))
 
 
 class Layer(nn.Module):
@@ -138,14 +145,17 @@ class Layer(nn.Module):
         mod = (mod_BF6D + self.modulation_bias).to(x_BFND.dtype)
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = mod[:, :, None].unbind(dim=3)
         h = modulate(self.norm(x_BFND), shift_a, scale_a)
-        q, k, v = self.qkv(h).view(B, F * N, 3, self.heads, self.head_dim).unbind(dim=2)
-        q = rotate(self.q_norm(q), cos, sin).to(v.dtype)
-        k = rotate(self.k_norm(k), cos, sin).to(v.dtype)
-        seen = attend(index, q, k, v).reshape(B, F, N, D)
-        x_BFND = x_BFND + gate_a * self.out(seen)
+        qkv = self.qkv(h).view(B, F * N, 3, self.heads, self.head_dim)
+        q, k = rotate(self.unit(qkv[:, :, :2]).float(), cos, sin).to(qkv.dtype).unbind(dim=2)
+        seen = attend(index, q, k, qkv[:, :, 2]).reshape(B, F, N, D)
+        x_BFND = torch.addcmul(x_BFND, gate_a, self.out(seen))
         h = modulate(self.norm(x_BFND), shift_m, scale_m)
-        widened: Tensor = self.down(functional.gelu(self.up(h), approximate="tanh"))
-        return x_BFND + gate_m * widened
+        return torch.addcmul(x_BFND, gate_m, self.down(gelu(self.up(h))))
+
+    def unit(self, qk: Tensor) -> Tensor:
+        """Both norms at once: q and k [B, T, 2, heads, head_dim]. Small tensors cost what their calls cost."""
+        gains = torch.stack((self.q_norm.weight, self.k_norm.weight))[:, None]
+        return functional.rms_norm(qk, qk.shape[-1:], eps=self.q_norm.eps) * gains
 
 
 class Head(nn.Module):
@@ -247,7 +257,7 @@ class TinyWorldNet(nn.Module):
         return x.reshape(B, F, grid * grid, 3 * patch * patch)
 
     def rope(self, frame_index: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [B, T, 1, head_dim / 2] in float32 of (frame, row, column)."""
+        """(cos, cos) and (-sin, sin) of the angles of (frame, row, column): [B, T, 1, 1, head_dim] in float32."""
         B, F = frame_index.shape
         grid = self.config.grid
         time_dims, row_dims, column_dims = rope_dims(self.config.head_dim)
@@ -256,5 +266,6 @@ class TinyWorldNet(nn.Module):
         row = rope_angles(side, row_dims)[:, None].expand(grid, grid, -1).reshape(1, 1, grid * grid, -1)
         column = rope_angles(side, column_dims)[None].expand(grid, grid, -1).reshape(1, 1, grid * grid, -1)
         angles = torch.cat((time, row.expand(B, F, -1, -1), column.expand(B, F, -1, -1)), dim=-1)
-        angles = angles.reshape(B, F * grid * grid, 1, -1)
-        return angles.cos().float(), angles.sin().float()
+        angles = angles.reshape(B, F * grid * grid, 1, 1, -1)
+        cos, sin = angles.cos().float(), angles.sin().float()
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)

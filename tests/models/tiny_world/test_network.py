@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional  # noqa: E402
 
 from realtime_omni.models.tiny_world import sampler  # noqa: E402
-from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet, rotate  # noqa: E402
+from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet, gelu, rotate  # noqa: E402
 from realtime_omni.models.tiny_world.places import KEYS, PLACES, place_index  # noqa: E402
 
 SMALL = NetworkConfig(
@@ -114,9 +114,14 @@ def test_a_session_at_frame_100_000_sees_what_one_at_frame_0_sees():
 
 
 def test_rotation_by_a_right_angle_swaps_the_pair():
-    x = torch.tensor([1.0, 0.0, 0.0, 1.0]).view(1, 1, 1, 4)  # pairs (channel 0, channel 2) and (1, 3)
-    cos, sin = torch.zeros(1, 1, 1, 2), torch.ones(1, 1, 1, 2)
-    assert rotate(x, cos, sin).flatten().tolist() == [0.0, -1.0, 1.0, 0.0]
+    x = torch.tensor([1.0, 0.0, 0.0, 1.0])  # pairs (channel 0, channel 2) and (1, 3)
+    cos, sin = torch.zeros(4), torch.tensor([-1.0, -1.0, 1.0, 1.0])
+    assert rotate(x, cos, sin).tolist() == [0.0, -1.0, 1.0, 0.0]
+
+
+def test_gelu_is_torch_s_tanh_form():
+    x = torch.linspace(-9, 9, 1001)
+    torch.testing.assert_close(gelu(x), functional.gelu(x, approximate="tanh"), atol=1e-6, rtol=1e-6)
 
 
 @torch.inference_mode()
