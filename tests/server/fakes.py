@@ -71,6 +71,13 @@ class FakeModelInfo:
     horizon_frames: int | None = None
     policy: None = None
 
+    @property
+    def pictures_per_block(self) -> int:
+        return self.frames_per_block
+
+    def pictures_before(self, chunk_index: int) -> int:
+        return chunk_index * self.frames_per_block
+
 
 @dataclass(frozen=True)
 class FakeNotice:

@@ -60,13 +60,35 @@ def test_a_packed_state_goes_on_the_same(modules: torch.nn.Module) -> None:
     vae = WanVAE(modules)
     _, state = vae.decode(torch.randn(1, 4, 2, 2), CodecState())  # some upsamplers have seen one frame only
     tensors, kinds = state.pack()
-    back = CodecState.unpack({n: t.clone() for n, t in tensors.items()}, kinds)
+    like = vae.slot_shapes(16, 16)[1]
+    back = CodecState.unpack({n: t.clone() for n, t in tensors.items()}, kinds, like)
     assert back.equals(state)
     assert "Rep" in back.slots
     following = torch.randn(2, 4, 2, 2)
     assert torch.equal(vae.decode(following, state)[0], vae.decode(following, back)[0])
-    with pytest.raises(ArgumentError):
-        CodecState.unpack({}, kinds)
+    assert CodecState.unpack({}, [], like).is_fresh
+    name = next(iter(tensors))
+    swapped = [{"slot0": "slot1", "slot1": "slot0"}.get(k, k) if k else k for k in kinds]
+    for bad_tensors, bad_kinds in (
+        ({}, kinds),
+        (tensors, kinds[:-1]),
+        (tensors, [None, *kinds[1:]]),
+        (tensors, swapped),
+        ({**tensors, name: tensors[name].double()}, kinds),
+        ({**tensors, name: tensors[name][:, :1]}, kinds),
+    ):
+        with pytest.raises(ArgumentError):
+            CodecState.unpack(bad_tensors, bad_kinds, like)
+
+
+def test_shapes_are_known_without_computing(modules: torch.nn.Module) -> None:
+    vae = WanVAE(modules)
+    _, decoder = vae.decode(torch.zeros(4, 4, 2, 2), CodecState())
+    _, encoder = vae.encode(torch.zeros(9, 3, 16, 16), CodecState())
+    for shapes, state in zip(vae.slot_shapes(16, 16), (encoder, decoder), strict=True):
+        real = [slot.nbytes if isinstance(slot, torch.Tensor) else 0 for slot in state.slots]
+        assert [shape.nbytes if shape else 0 for shape in shapes] == real
+        assert sum(real) > 0
 
 
 def test_encoding_in_pieces_is_encoding_the_clip(modules: torch.nn.Module) -> None:

@@ -10,7 +10,8 @@ Shape legend: F latent frames, P pictures, C latent channels, h w the latent gri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,21 @@ _REPEATED = "Rep"
 """How diffusers marks a temporal upsampler that has seen one frame only."""
 
 Slot = Tensor | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotShape:
+    """Of a slot that is full."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+SlotShapes = tuple[SlotShape | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +68,32 @@ class CodecState:
         return tensors, kinds
 
     @classmethod
-    def unpack(cls, tensors: Mapping[str, Tensor], kinds: list[str | None]) -> CodecState:
-        """The inverse of :meth:`pack`. Raises ArgumentError on a slot that does not exist."""
+    def unpack(cls, tensors: Mapping[str, Tensor], kinds: Sequence[str | None], like: SlotShapes) -> CodecState:
+        """The inverse of :meth:`pack`. ``like``: what the codec's full state looks like.
+
+        Raises ArgumentError on what :meth:`pack` would not have made."""
+        if kinds and len(kinds) != len(like):
+            raise ArgumentError(f"a codec's state has {len(kinds)} slots, not {len(like)}", path="state")
         slots: list[Slot] = []
-        for kind in kinds:
+        for number, (kind, known) in enumerate(zip(kinds, like, strict=False)):
             if kind is None or kind == _REPEATED:
                 slots.append(kind)
-            elif kind in tensors:
-                slots.append(tensors[kind])
-            else:
-                raise ArgumentError(f"a codec's state names {kind!r}, which it does not hold", path="state")
+                continue
+            found = tensors.get(kind)
+            if kind != f"slot{number}" or found is None or not _alike(found, known):
+                raise ArgumentError(f"a codec's state has no valid slot {number}", path="state")
+            slots.append(found)
+        if set(tensors) != {kind for kind in kinds if kind is not None and kind != _REPEATED}:
+            raise ArgumentError("a codec's state has tensors without a slot", path="state")
         return cls(tuple(slots))
+
+
+def _alike(found: Tensor, known: SlotShape | None) -> bool:
+    """The same in all but the number of remembered slices, one or two."""
+    if known is None or found.dtype != known.dtype or found.dim() != len(known.shape):
+        return False
+    same = tuple(found.shape[:2]) == known.shape[:2] and tuple(found.shape[3:]) == known.shape[3:]
+    return same and 1 <= found.shape[2] <= known.shape[2]
 
 
 class WanVAE:
@@ -94,6 +125,18 @@ class WanVAE:
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(f"no autoencoder can be read from {folder.name}: {error}", path="options.vae") from None
         return cls(modules.to(device))
+
+    def slot_shapes(self, height: int, width: int) -> tuple[SlotShapes, SlotShapes]:
+        """Of an encoder's and a decoder's state after enough frames of this size; found without computing anything."""
+        with torch.device("meta"):
+            ghost = WanVAE(type(self._vae).from_config(self._vae.config))
+            pictures = torch.zeros(2 * TIME_STRIDE + 1, 3, height, width)
+            latents = torch.zeros(3, self.channels, height // SPACE_STRIDE, width // SPACE_STRIDE)
+            states = ghost.encode(pictures, CodecState())[1], ghost.decode(latents, CodecState())[1]
+        return tuple(  # type: ignore[return-value]
+            tuple(SlotShape(tuple(s.shape), self._dtype) if isinstance(s, Tensor) else None for s in state.slots)
+            for state in states
+        )
 
     @property
     def device(self) -> torch.device:
@@ -164,14 +207,13 @@ class ImageCondition:
 def next_condition(
     vae: WanVAE, condition: ImageCondition, frames: int, picture: Tensor | None, size: tuple[int, int]
 ) -> tuple[Tensor, ImageCondition]:
-    """Latents [frames, C, h, w] of the next block, and what follows. ``picture`` [3, H, W] in [-1, 1]: at the first block."""
+    """Latents [frames, C, h, w] of the next block, and what follows. ``picture`` [3, H, W] in [-1, 1]: at the first block,
+    where there is one."""
     if condition.constant is not None:
         return condition.constant.expand(frames, -1, -1, -1), condition
     count = TIME_STRIDE * frames - (TIME_STRIDE - 1 if condition.encoder.is_fresh else 0)
     clip = torch.zeros(count, 3, *size, device=vae.device)
-    if condition.encoder.is_fresh:
-        if picture is None:
-            raise ValueError("the first block is encoded from a picture")
+    if condition.encoder.is_fresh and picture is not None:
         clip[0] = picture
     latents, state = vae.encode(clip, condition.encoder)
     still = all(torch.equal(latents[0], latent) for latent in latents[1:])
