@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from realtime_omni.errors import ArgumentError
-from realtime_omni.models.common.keys import HELD, SCRIPT, TRACK, KeyReducer, check_control, schemas
-from realtime_omni.models.tiny_world.places import KEYS
+from realtime_omni.models.common.keys import HELD, KEYS, SCRIPT, TRACK, KeyReducer, check_control, schemas
 from realtime_omni.session.values import ControlInput, EventId, SessionEvent
 
 FRAMES = 3
