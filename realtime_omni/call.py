@@ -22,7 +22,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,9 @@ from realtime_omni.handle import ENDS, Session
 from realtime_omni.manager import SessionManager
 from realtime_omni.session.frame import Directive
 from realtime_omni.session.values import Chunk, SessionId
+
+if TYPE_CHECKING:
+    from realtime_omni.snapshot.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -326,6 +329,12 @@ class Calls:
         Raises what :meth:`Session.fork` raises."""
         session = await call.session.fork(session_id)
         return self._adopt(session, call.duplex.options)
+
+    async def restore(self, snapshot: Snapshot, session_id: str | None = None) -> Call:
+        """A call that remembers what a saved one did; its clock goes on from there. Raises what
+        :meth:`SessionManager.restore` raises."""
+        session = await self._manager.restore(snapshot, session_id)
+        return self._adopt(session, DuplexOptions())
 
     def __len__(self) -> int:
         return len(self._calls)

@@ -12,7 +12,7 @@ import contextlib
 import importlib.util
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response, WebSocket
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -28,15 +28,21 @@ from realtime_omni.server.backend import Backend, PolicyFacts
 from realtime_omni.server.clock import Clock
 from realtime_omni.server.codes import describe_error
 from realtime_omni.server.hub import WorldHub
+from realtime_omni.server.live import LiveHub, add_live_routes
 from realtime_omni.server.metrics import Metrics
+from realtime_omni.server.moshi import add_moshi_routes
 from realtime_omni.server.openpi import PolicyHub, add_policy_routes
 from realtime_omni.server.outbox import ConnectionEnded
 from realtime_omni.server.policy import PolicyBackend
 from realtime_omni.server.settings import ServerSettings
 from realtime_omni.server.transport import StarletteTransport, TransportLost
+from realtime_omni.server.voice import VoiceHub
 from realtime_omni_protocols.openpi import PATH as ROBOT_PATH
 from realtime_omni_protocols.world import PATH, PROTOCOL, WireCode
 from realtime_omni_protocols.world_messages import ErrorMessage
+
+if TYPE_CHECKING:
+    from realtime_omni.call import Calls
 
 PAGE = Path(__file__).parent / "page"
 _PAGE_HEADERS = {
@@ -61,9 +67,15 @@ _FORMAT_NEEDS = {"h264": "av", "jpeg": "simplejpeg"}
 
 
 def create_app(
-    manager: Backend, settings: ServerSettings, *, clock: Clock | None = None, robots: PolicyBackend | None = None
+    manager: Backend,
+    settings: ServerSettings,
+    *,
+    clock: Clock | None = None,
+    robots: PolicyBackend | None = None,
+    calls: Calls | None = None,
 ) -> FastAPI:
-    """The application of one manager, with the robot endpoint where there is a policy.
+    """The application of one manager, with the robot endpoint where there is a policy, and the voice endpoints where there
+    are calls (which whoever calls this opens and closes).
 
     ``app.state.hub`` is the world hub, ``app.state.hubs`` every hub: shut them down before the manager stops. The robots' one,
     ``app.state.robots``, may serve a port of its own too (:func:`realtime_omni.server.openpi.create_policy_app`).
@@ -71,6 +83,7 @@ def create_app(
     metrics = Metrics()
     metrics.watch(manager.statistics)
     hub = WorldHub(manager, settings, metrics, clock)
+    voice_hub = None if calls is None else VoiceHub(calls, manager.describe().name, settings, metrics, clock)
     robot_hub = None if robots is None else PolicyHub(robots, settings, clock, metrics)
 
     @contextlib.asynccontextmanager
@@ -83,7 +96,7 @@ def create_app(
     app = FastAPI(title="realtime-omni", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.hub = hub
     app.state.robots = robot_hub
-    app.state.hubs = (hub,) if robot_hub is None else (hub, robot_hub)
+    app.state.hubs = tuple(each for each in (hub, robot_hub, voice_hub) if each is not None)
     app.state.metrics = metrics
     app.add_middleware(
         AccessMiddleware,
@@ -103,6 +116,9 @@ def create_app(
 
     if robot_hub is not None:
         add_policy_routes(app, robot_hub, ROBOT_PATH)
+    if voice_hub is not None:
+        add_live_routes(app, LiveHub(voice_hub))
+        add_moshi_routes(app, voice_hub)
     app.mount("/", _Page(directory=PAGE, html=True, check_dir=False))
     return app
 
@@ -192,7 +208,7 @@ def _model(manager: Backend) -> dict[str, object]:
         "width": model.width,
         "height": model.height,
         "fps": manager.config.session.fps or model.fps,
-        "frames_per_block": model.pictures_per_block,
+        "frames_per_block": model.frames_per_block,
         "formats": [name for name in FORMATS if model.policy is None and _available(name, model)],
         "default_prompt": model.default_prompt,
         "prompts": list(model.prompts),

@@ -70,12 +70,6 @@ class ModelDescription(Protocol):
     @property
     def frames_per_block(self) -> int: ...
     @property
-    def pictures_per_block(self) -> int:
-        """What a block shows; more than its frames where these are latent."""
-        ...
-
-    def pictures_before(self, chunk_index: int) -> int: ...
-    @property
     def controls(self) -> Sequence[ControlDescription]: ...
     @property
     def prompts(self) -> Sequence[str]: ...
@@ -92,6 +86,11 @@ class ModelDescription(Protocol):
     @property
     def policy(self) -> PolicyFacts | None:
         """Set for a policy, which takes observations and makes no world."""
+        ...
+
+    @property
+    def duplex(self) -> object | None:
+        """Set for a voice, which takes frames of sound and makes no world."""
         ...
 
 

@@ -119,8 +119,10 @@ class WorldHub:
             raise WireError(WireCode.MODEL_UNKNOWN, f"this server runs {model.name}", path="$.model")
         if model.policy is not None:
             raise WireError(WireCode.UNSUPPORTED, f"{model.name} is a policy, no world; robots have their own endpoint")
-        lead = model.pictures_per_block if command.lead_frames is None else command.lead_frames
-        if lead > MAX_LEAD_BLOCKS * model.pictures_per_block:
+        if model.duplex is not None:
+            raise WireError(WireCode.UNSUPPORTED, f"{model.name} is a voice, no world; voices have their own endpoints")
+        lead = model.frames_per_block if command.lead_frames is None else command.lead_frames
+        if lead > MAX_LEAD_BLOCKS * model.frames_per_block:
             raise WireError(WireCode.INVALID_ARGUMENT, f"at most {MAX_LEAD_BLOCKS} blocks", path="$.lead_frames")
         if self.stopping:
             raise WireError(WireCode.SHUTDOWN, "the server is stopping")
@@ -165,13 +167,13 @@ class WorldHub:
         stream = WorldSessionStream(
             session_id=door.id,
             fps=fps,
-            frames_per_block=model.pictures_per_block,
+            frames_per_block=model.frames_per_block,
             lead_frames=lead,
             cadence=command.cadence,
             limits=StreamLimits(stall_timeout_s=self.settings.stall_timeout_s, grace_s=self.settings.grace_s),
             now=self.clock.now_s(),
         )
-        pacer = Pacer(fps, model.pictures_per_block)
+        pacer = Pacer(fps, model.frames_per_block)
         record = WireSession(door, stream, model, command.format, codec, pacer, outputs)
         self.sessions.add(record)
         return record
@@ -180,9 +182,7 @@ class WorldHub:
         self, record: WireSession, model: ModelDescription, command: SessionStart, codec: str | None
     ) -> None:
         config, settings = self.manager.config, self.settings
-        horizon = (
-            config.session.horizon_frames or model.horizon_frames
-        )  # in the model's frames; a client counts pictures
+        horizon = config.session.horizon_frames or model.horizon_frames
         record.emit(
             record.stream.started(
                 resume_token=_new_token(),
@@ -199,9 +199,7 @@ class WorldHub:
                     max_events_per_s=settings.max_events_per_s,
                     grace_s=settings.grace_s,
                     stall_timeout_s=settings.stall_timeout_s,
-                    horizon_frames=None
-                    if horizon is None
-                    else model.pictures_before(horizon // model.frames_per_block),
+                    horizon_frames=horizon,
                 ),
                 controls=[
                     ControlInfo(
@@ -228,7 +226,7 @@ class WorldHub:
             door.id,
             epoch=door.epoch,
             chunk_index=door.chunk_index,
-            next_frame=record.model.pictures_before(door.chunk_index),
+            next_frame=door.chunk_index * record.model.frames_per_block,
             next_event_id=max(record.stream.next_event_id, door.view.event_floor + 1),
             now=self.clock.now_s(),
         )

@@ -104,12 +104,18 @@ async def _serve(
 async def _listening(
     manager: SessionManager, settings: ServerSettings, listener: socket.socket, robots: socket.socket | None
 ) -> AsyncIterator[str]:
-    """The application and, for a policy, robots on its port and on one of their own; yields where, in words."""
+    """The application; for a voice its calls, for a policy robots on its port and on one of their own. Yields where, in
+    words."""
     backend = robot_backend(manager)
     if backend is None and robots is not None:
         raise ConfigError("server.openpi_port: this model is no policy", path="server.openpi_port")
-    app = create_app(manager, settings, robots=backend)
     async with contextlib.AsyncExitStack() as stack:
+        calls = None
+        if manager.describe().duplex is not None:
+            from realtime_omni.call import Calls
+
+            calls = await stack.enter_async_context(Calls(manager))
+        app = create_app(manager, settings, robots=backend, calls=calls)
         where = await stack.enter_async_context(running(app, settings, listener))
         if robots is not None:
             url = await stack.enter_async_context(running(create_policy_app(app.state.robots), settings, robots))

@@ -75,8 +75,12 @@ class StarletteTransport:
         data: str | bytes = text if text is not None else message["bytes"]
         return data
 
+    def put(self, messages: Sequence[str | bytes]) -> bool:
+        """Write messages in one piece, now; False, and nothing is written, when that would wait."""
+        return self._peer is not None and self._peer.put(messages)
+
     async def send(self, *messages: str | bytes) -> None:
-        if self._peer is not None and self._peer.put(messages):
+        if self.put(messages):
             return
         for message in messages:
             await self._send(message)

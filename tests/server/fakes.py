@@ -70,13 +70,7 @@ class FakeModelInfo:
     )
     horizon_frames: int | None = None
     policy: None = None
-
-    @property
-    def pictures_per_block(self) -> int:
-        return self.frames_per_block
-
-    def pictures_before(self, chunk_index: int) -> int:
-        return chunk_index * self.frames_per_block
+    duplex: object | None = None
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,14 @@ Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 DelayMs: TypeAlias = Annotated[int, Meta(ge=0, le=60_000)]
 Encoding: TypeAlias = Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
 
+BUILT_IN_VOICES: Final = frozenset(
+    (
+        *("alloy", "ash", "ballad", "beacon", "bossa", "cedar", "cinder", "coral", "delta", "echo", "gleam", "marin"),
+        *("meridian", "quartz", "ripple", "sage", "shida", "shimmer", "stone", "tempo", "verse", "vesper", "willow"),
+    )
+)
+"""OpenAI's own, which clients name by default; a server that has none of them takes them for its own default."""
+
 _RATES: dict[str, tuple[int, ...]] = {"audio/pcm": (24_000, 16_000), "audio/pcmu": (8_000,), "audio/pcma": (8_000,)}
 
 

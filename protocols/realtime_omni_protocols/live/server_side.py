@@ -312,7 +312,9 @@ class LiveServerSide:
         return [] if waiting is None else self._audience.refuse(waiting.origin, error)
 
     def delegated(self, delegation_id: str, offset_ms: int) -> list[Command]:
-        """The model wants something done; the client may refer to it by its id. Only with client delegation."""
+        """The model wants something done; the client may refer to it by its id. Nothing where another backend was asked for."""
+        if self._config is None or (self._config.delegation and self._config.delegation.type != "client"):
+            return []
         self._delegations[delegation_id] = None
         if len(self._delegations) > MAX_DELEGATIONS:
             del self._delegations[next(iter(self._delegations))]

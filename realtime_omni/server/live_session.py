@@ -1,0 +1,454 @@
+"""One session of the Live protocol: its call, its primary connection and its sidebands. Event ↔ call, nothing else.
+
+Owns the call, the sound between the wire and the model, the fixture, and the texts that wait for their tick. The rules of the
+wire are in ``realtime_omni_protocols.live``; what is said and heard is the call's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, assert_never
+
+import numpy as np
+import soxr  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from realtime_omni.duplex.journal import Lost
+from realtime_omni.duplex.outputs import Ended, InputReport, Interrupted, Output, Tick
+from realtime_omni.errors import ArgumentError, CapacityError, OmniError
+from realtime_omni.server.codes import describe_error
+from realtime_omni.server.live_words import Captions
+from realtime_omni.server.outbox import ConnectionEnded
+from realtime_omni.server.outgoing import Outgoing, PromptTransport
+from realtime_omni.server.sound import PCM_24K, SoundDecoder, SoundEncoder, SoundFormat
+from realtime_omni.server.transport import TransportLost
+from realtime_omni.session.frame import AddText, Configure, Directive, Respond, Role, Say, ToolResult
+from realtime_omni.session.signals import ContextUse, InputTranscript, OutputText, ToolCall
+from realtime_omni_protocols.live import (
+    PRIMARY,
+    Append,
+    AudioFormat,
+    Close,
+    Command,
+    End,
+    Inject,
+    LiveClose,
+    LiveCode,
+    LiveError,
+    LiveServerSide,
+    LiveState,
+    PlayFixture,
+    Send,
+    SessionConfig,
+    Start,
+)
+from realtime_omni_protocols.live.config import BUILT_IN_VOICES
+from realtime_omni_protocols.world_server import TokenBucket
+
+if TYPE_CHECKING:
+    from realtime_omni.call import Call
+    from realtime_omni.server.live import LiveHub, Stored
+
+_log = logging.getLogger(__name__)
+_ENCODINGS = {"audio/pcm": "pcm16", "audio/pcmu": "pcmu", "audio/pcma": "pcma"}
+_ROLES: dict[str, Role] = {"developer": "system", "user": "user", "assistant": "assistant"}
+USAGE_EVERY_S = 10
+SAY_AGAIN_MS = 5_000.0
+"""A trouble with the input that lasts is said again after so long."""
+MOST_FILLED = 25
+"""Ticks whose sound was not kept and is replaced by silence, so that the client's timeline goes on: two seconds of 80 ms."""
+LAST_WORD_S = 5.0
+OUR_MODEL_NAMES = "gpt-live"
+"""Clients that name OpenAI's models mean the model that is here."""
+
+
+class LiveSession:
+    """See the module docstring. ``stored``: what a fork goes on from."""
+
+    def __init__(self, hub: LiveHub, transport: PromptTransport, stored: Stored | None = None) -> None:
+        self.id = f"live_{secrets.token_hex(12)}"
+        self.side = LiveServerSide(stored=None if stored is None else stored.config)
+        self.call: Call | None = None
+        self._hub = hub
+        self._voice = hub.voice
+        self._transport = transport
+        self._stored = stored
+        self._out = Outgoing(transport)
+        self._sockets: dict[int, Outgoing] = {PRIMARY: self._out}
+        self._group: asyncio.TaskGroup | None = None
+        self._started, self._ending = asyncio.Event(), asyncio.Event()
+        self._finishing = asyncio.Lock()
+        self._rate = self._voice.spec.output_rate_hz
+        self._decoder: SoundDecoder | None = None
+        self._encoder: SoundEncoder | None = None
+        self._reflect_in: SoundDecoder | None = None
+        self._reflect_out: SoundEncoder | None = None
+        self._fixture: NDArray[np.float32] | None = None
+        self._heard_words, self._said_words = Captions(), Captions()
+        self._waiting: deque[tuple[Directive, int]] = deque()
+        self._origin_ms = 0.0
+        self._expected = 0
+        self._usage_s = 0
+        self._context: float | None = None
+        self._overrun = 0
+        self._said_at_ms: dict[str, float] = {}
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve the primary connection, and the session, to the end. Leaves no task and no call."""
+        writer = asyncio.create_task(self._out.run())
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                self._group.create_task(self._follow(writer))
+                self._group.create_task(self._read())
+                self._group.create_task(self._watch_start())
+                self._group.create_task(self._finish_in_time())
+                self._group.create_task(self._stop_with_server())
+        except* (ConnectionEnded, TransportLost):
+            pass
+        except* Exception as faults:
+            fault = describe_error(faults, session=self.id)
+            self._fatal(LiveCode.SERVER_ERROR, fault.message, LiveClose.SERVER_ERROR)
+        finally:
+            try:
+                await self._leave(writer)
+            finally:
+                writer.cancel()
+                _log.info("live session gone session_id=%s %s", self.id, self.side.statistics())
+
+    @staticmethod
+    async def _follow(writer: asyncio.Task[None]) -> None:
+        """The group ends with the writer, which lives a little longer than the group."""
+        await asyncio.wait([writer])
+        raise TransportLost
+
+    async def _watch_start(self) -> None:
+        await self._voice.clock.wait(
+            self._started, self._voice.clock.now_s() + self._voice.settings.handshake_timeout_s
+        )
+        if not self._started.is_set():
+            self._fatal(LiveCode.START_TIMEOUT, "session.start did not come", LiveClose.POLICY)
+            return
+        await self._voice.clock.wait(self._ending, self._voice.clock.now_s() + self._voice.max_session_s)
+        self._do(self.side.end("expired"))
+
+    async def _stop_with_server(self) -> None:
+        await self._voice.stopped.wait()
+        self._fatal(LiveCode.SHUTDOWN, "the server stops", LiveClose.SHUTDOWN)
+        raise ConnectionEnded
+
+    async def _finish_in_time(self) -> None:
+        await self._ending.wait()
+        await self._finish()
+
+    async def _leave(self, writer: asyncio.Task[None]) -> None:
+        """Whatever ended the connection: the session is over, its sidebands hear it, and the last words are written."""
+        self._do(self.side.lost(PRIMARY))
+        await self._finish()
+        self._out.close(LiveClose.NORMAL, "")
+        with contextlib.suppress(TimeoutError, ConnectionEnded, TransportLost):
+            async with asyncio.timeout(LAST_WORD_S):
+                await writer
+
+    async def _finish(self) -> None:
+        """Release the call, once, keep what a fork wants, and say that it is over."""
+        async with self._finishing:
+            call, self.call = self.call, None
+            if call is not None:
+                if self.side.config is not None and self.side.config.store:
+                    await self._hub.store(self.id, self.side.config, call)
+                seconds = int((call.now_ms - self._origin_ms) / 1000)
+                await self._voice.release(call)
+                if self.side.state is LiveState.CLOSING:
+                    self._do(self.side.closed(seconds))
+            self._hub.forget(self)
+
+    def _fatal(self, code: LiveCode, message: str, close: LiveClose) -> None:
+        self._do(self.side.fatal(LiveError(code, message), close))
+
+    def hang_up(self) -> None:
+        """As if its client had closed it."""
+        self._do(self.side.end("close_requested"))
+
+    # -- connections -----------------------------------------------------------------------------------------------
+
+    def attach(self, transport: PromptTransport) -> tuple[int, Outgoing]:
+        """A sideband. Raises LiveError."""
+        peer = self.side.attach()
+        self._sockets[peer] = out = Outgoing(transport)
+        return peer, out
+
+    def detach(self, peer: int) -> None:
+        self._sockets.pop(peer, None)
+        self._do(self.side.lost(peer))
+
+    def receive(self, peer: int, frame: str | bytes) -> None:
+        """One frame of a connection."""
+        self._do(self.side.receive(peer, frame))
+
+    async def _read(self) -> None:
+        clock, rate = self._voice.clock, self._voice.settings.max_messages_per_s
+        bucket = TokenBucket(rate, clock.now_s())
+        while True:
+            frame = await self._transport.receive()
+            if not bucket.take(1, clock.now_s()):
+                await clock.wait(self._ending, clock.now_s() + 1 / rate)
+            self.receive(PRIMARY, frame)
+
+    # -- commands --------------------------------------------------------------------------------------------------
+
+    def _do(self, commands: Iterable[Command]) -> None:
+        """Carry out what the machine wants, in order; nothing here waits."""
+        for command in commands:
+            match command:
+                case Send(peer, data, error):
+                    self._sockets[peer].put(data)
+                    if error is not None:
+                        self._voice.metrics.count("voice_errors_total", protocol="live")
+                case Close(peer, code, reason):
+                    self._sockets[peer].close(code, reason)
+                case Start(config):
+                    assert self._group is not None
+                    self._started.set()
+                    self._group.create_task(self._start(config))
+                case Append():
+                    self._append(command)
+                case Inject():
+                    self._inject(command)
+                case PlayFixture(audio):
+                    self._play(audio)
+                case End():
+                    self._ending.set()
+                case _:
+                    assert_never(command)
+
+    async def _start(self, config: SessionConfig) -> None:
+        try:
+            voice = self._choose(config)
+            call = await self._voice.opened(self._hub.open(self, config, self._stored))
+        except LiveError as error:
+            self._do(self.side.refuse_start(error))
+            return
+        except OmniError as error:
+            self._do(self.side.refuse_start(_refusal(error, self.id)))
+            return
+        self.call = call
+        self._origin_ms, self._expected = call.now_ms, round(call.now_ms / call.spec.frame_ms)
+        form = _sound_format(config.format)
+        self._decoder = SoundDecoder(form, call.spec.input_rate_hz)
+        self._encoder = SoundEncoder(self._rate, form)
+        ignored = self._prepare(call, config, voice)
+        expires_at = int(time.time() + self._voice.max_session_s)
+        self._hub.add(self)
+        voice = voice or next(iter(call.spec.voices), "default")
+        self._do(self.side.started(self.id, expires_at=expires_at, model=self._voice.model, voice=voice))
+        if ignored:
+            self._do(
+                self.side.inform("input_ignored", f"this model takes no text: {', '.join(ignored)} without effect")
+            )
+        assert self._group is not None
+        self._group.create_task(self._tell(call))
+
+    def _choose(self, config: SessionConfig) -> str | None:
+        """The voice to ask the model for. Raises LiveError for a model or voice that is not here."""
+        if config.model != self._voice.model and not config.model.startswith(OUR_MODEL_NAMES):
+            raise LiveError(LiveCode.MODEL_NOT_FOUND, f"this server runs {self._voice.model}", "session.model")
+        if config.voice is None or config.voice in self._voice.spec.voices:
+            return config.voice
+        if config.voice in BUILT_IN_VOICES:
+            return None
+        raise LiveError(LiveCode.VOICE_NOT_FOUND, "this model has no such voice", "session.audio.output.voice")
+
+    def _prepare(self, call: Call, config: SessionConfig, voice: str | None) -> list[str]:
+        """Tell the model how it begins; returns the fields that it cannot use."""
+        texts = [AddText(item.text, role=_ROLES[item.role]) for item in config.input or ()]
+        instructions = config.instructions if self._stored is None else None
+        if call.spec.takes_text:
+            call.direct(Configure(instructions=instructions, voice=voice), *texts)
+            return []
+        if voice is not None:
+            call.direct(Configure(voice=voice))
+        return [name for name, given in (("instructions", instructions), ("input", texts)) if given]
+
+    def _append(self, command: Append) -> None:
+        if self.call is None or self._decoder is None:
+            return
+        if self.side.sidebands:
+            if self._reflect_in is None:
+                self._reflect_in = SoundDecoder(self._decoder.form, PCM_24K.rate_hz)
+            shown = SoundEncoder(PCM_24K.rate_hz, PCM_24K).feed(self._reflect_in.feed(command.audio))
+            self._do(self.side.reflect_input(shown) if shown else [])
+        self.call.mute(not command.heard)
+        with contextlib.suppress(OmniError):  # it has ended: the next output says so
+            self.call.append(self._decoder.feed(command.audio))
+        overrun = self.call.duplex.intake.statistics.overrun
+        if overrun > self._overrun and self._may_say("overrun"):
+            self._overrun = overrun
+            self._do(self.side.complain(LiveError(LiveCode.INPUT_OVERRUN, "audio comes faster than real time")))
+
+    def _inject(self, command: Inject) -> None:
+        assert self.call is not None
+        try:
+            directives = self._directives(command)
+            self.call.direct(*directives)
+        except OmniError as error:
+            self._do(self.side.refuse_injection(command.ticket, _refusal(error, self.id)))
+            return
+        self._waiting.append((directives[0], command.ticket))
+
+    def _directives(self, command: Inject) -> list[Directive]:
+        """What the model is told: the text, and for what is to be said that it may speak now."""
+        spec, name = self._voice.spec, f"append_{command.ticket}"
+        spoken = command.kind == "commentary"
+        if spoken and not spec.takes_text:
+            return [Say(name, command.text)]  # refused where it cannot do that either
+        if spoken and command.delegation_id is not None and spec.takes_tools:
+            first: Directive = ToolResult(command.delegation_id, command.text)
+        else:
+            first = AddText(command.text, role="system", kind=command.kind, id=name)
+        return [first, Respond(f"{name}_response")] if spoken and spec.takes_requests else [first]
+
+    def _play(self, audio: bytes) -> None:
+        assert self.call is not None
+        samples = SoundDecoder(PCM_24K, PCM_24K.rate_hz).feed(audio)
+        self._fixture = (
+            samples if self._rate == PCM_24K.rate_hz else soxr.resample(samples, PCM_24K.rate_hz, self._rate)
+        )
+        self.call.mute(True)
+        with contextlib.suppress(OmniError):
+            self.call.interrupt()
+
+    # -- what the call tells ---------------------------------------------------------------------------------------
+
+    async def _tell(self, call: Call) -> None:
+        async for _, output in call.outputs():
+            self._on_output(output)
+            await self._out.room()
+
+    def _on_output(self, output: Output | Lost) -> None:
+        match output:
+            case Tick():
+                self._on_tick(output)
+            case Interrupted():
+                pass  # what was sent is played already; from here on there is silence
+            case InputReport(kind="silent_microphone"):
+                self._do(self.side.inform("silent_microphone", "nothing but digital silence comes from the microphone"))
+            case InputReport(measured_hz=measured):
+                rate = 0 if measured is None else round(measured)
+                self._do(self.side.inform("wrong_rate", f"about {rate} samples come in a second"))
+            case Lost():
+                self._do(self.side.inform("output_lost", "what was not read in time is not kept"))
+            case Ended(reason=reason):
+                self._on_end(reason)
+            case _:
+                assert_never(output)
+
+    def _on_end(self, reason: str) -> None:
+        """The call ended by itself; where we ended it the machine knows."""
+        if reason == "operator":
+            self._do(self.side.end("close_requested"))
+        elif self.side.state is LiveState.ACTIVE:
+            self._fatal(LiveCode.SERVER_ERROR, "the session failed; the server's log says why", LiveClose.SERVER_ERROR)
+
+    def _on_tick(self, tick: Tick) -> None:
+        start, end = self._ms(tick.start_ms), self._ms(tick.end_ms)
+        self._acknowledge(tick.directives, start, end)
+        if self._fixture is None:
+            self._show(tick)
+        frame = tick.audio if tick.audio.size else np.zeros(self._voice.spec.output_samples, np.float32)
+        missing = tick.number - self._expected
+        for number in range(max(0, missing - MOST_FILLED), missing):
+            self._sound(np.zeros_like(frame), self._expected + number)
+        self._expected = tick.number + 1
+        self._sound(frame if self._fixture is None else self._next_of_fixture(len(frame)), tick.number)
+        if self._fixture is not None and not self._fixture.size:
+            self._fixture = None
+            self._do(self.side.fixture_played())
+            if self.call is not None:
+                self.call.mute(self.side.muted)
+        if tick.source == "concealed" and self._may_say("gap"):
+            self._do(self.side.inform("input_audio_gap", "audio came late; silence took its place"))
+        self._count(end)
+
+    def _acknowledge(self, directives: tuple[Directive, ...], start: int, end: int) -> None:
+        while self._waiting and any(one is self._waiting[0][0] for one in directives):
+            _, ticket = self._waiting.popleft()
+            self._do(self.side.injected(ticket, start, end))
+
+    def _show(self, tick: Tick) -> None:
+        for signal in tick.signals:
+            match signal:
+                case InputTranscript():
+                    if text := self._heard_words.input(signal):
+                        span = self._ms(signal.start_ms), self._ms(signal.end_ms)
+                        self._do(self.side.input_transcript(text, *span))
+                case OutputText():
+                    if text := self._said_words.output(signal):
+                        span = self._ms(signal.start_ms), self._ms(signal.end_ms)
+                        self._do(self.side.output_transcript(text, *span))
+                case ToolCall():
+                    self._do(self.side.delegated(signal.call_id, self._ms(tick.start_ms)))
+                case ContextUse():
+                    self._context = signal.ratio
+                case _:
+                    pass
+
+    def _sound(self, samples: NDArray[np.float32], number: int) -> None:
+        """One frame, at the place of tick ``number``."""
+        assert self._encoder is not None
+        reflected = None
+        if self.side.sidebands:
+            if self._reflect_out is None:
+                self._reflect_out = SoundEncoder(self._rate, PCM_24K)
+            reflected = self._reflect_out.feed(samples) or None
+        frame_ms = self._voice.spec.frame_ms
+        start, end = self._ms(number * frame_ms), self._ms((number + 1) * frame_ms)
+        encoded = self._encoder.feed(samples)
+        if encoded:  # a resampler may hold the first one back
+            self._do(self.side.output_audio(encoded, start, end, reflected))
+
+    def _next_of_fixture(self, count: int) -> NDArray[np.float32]:
+        assert self._fixture is not None
+        frame, self._fixture = self._fixture[:count], self._fixture[count:]
+        return np.pad(frame, (0, count - frame.size))
+
+    def _count(self, now_ms: int) -> None:
+        seconds = now_ms // 1000
+        if seconds >= self._usage_s + USAGE_EVERY_S:
+            self._usage_s = seconds
+            self._do(self.side.usage(seconds, self._context))
+
+    def _ms(self, at_ms: float) -> int:
+        """A moment of the call on the session's timeline, which begins with it."""
+        return max(0, round(at_ms - self._origin_ms))
+
+    def _may_say(self, trouble: str) -> bool:
+        assert self.call is not None
+        now, before = self.call.now_ms, self._said_at_ms.get(trouble)
+        if before is not None and now - before < SAY_AGAIN_MS:
+            return False
+        self._said_at_ms[trouble] = now
+        return True
+
+
+def _sound_format(form: AudioFormat) -> SoundFormat:
+    return SoundFormat(_ENCODINGS[form.type], form.rate)  # type: ignore[arg-type]  # the keys are the protocol's
+
+
+def _refusal(error: OmniError, session: str) -> LiveError:
+    """What a client is told when the engine does not take something."""
+    if isinstance(error, CapacityError):
+        return LiveError(LiveCode.CAPACITY, "no room for more now")
+    if isinstance(error, ArgumentError):
+        return LiveError(LiveCode.UNSUPPORTED_EVENT, error.message)
+    return LiveError(LiveCode.SERVER_ERROR, describe_error(error, session=session).message)
+
+
+__all__ = ["LiveSession"]
