@@ -59,6 +59,8 @@ from realtime_omni.session.signals import (
 
 MOST_FLYING = 48
 """Frames that wait for the engine; it admits 64 of a session."""
+MOST_REQUESTED = 32
+"""Responses that were asked for and have not begun."""
 MOST_WAITING_DIRECTIVES = 4 * MAX_DIRECTIVES
 RETAINED_FRAMES = 64
 """Frames that may be fed again: five seconds of 80 ms, more than anybody's playback lags behind."""
@@ -120,6 +122,8 @@ class DuplexSession:
         self._running = False
         self._requested: dict[str, None] = {}
         """Responses that were asked for and have not begun, in order."""
+        self._buried: deque[str] = deque(maxlen=MOST_WAITING_DIRECTIVES)
+        """Responses that ended before they began; the model may still begin them."""
         self._first_sound: int | None = None
         """The frame in which it was heard first."""
         self._carried: list[Signal] = []
@@ -154,8 +158,11 @@ class DuplexSession:
         if len(self._waiting) + len(directives) > MOST_WAITING_DIRECTIVES:
             self.directives_refused += len(directives)
             raise CapacityError(f"more than {MOST_WAITING_DIRECTIVES} directives would wait")
+        requested = {d.id: None for d in directives if isinstance(d, (Respond, Say))}
+        if len(self._requested) + len(requested) > MOST_REQUESTED:
+            raise CapacityError(f"{MOST_REQUESTED} responses wait already")
         self._waiting.extend(directives)
-        self._requested.update({d.id: None for d in directives if isinstance(d, (Respond, Say))})
+        self._requested.update(requested)
 
     def interrupt(
         self, now_s: float, *, heard_ms: float | None = None, reason: InterruptReason = "client_cancelled",
@@ -175,18 +182,18 @@ class DuplexSession:
         if response is not None:
             heard = self._heard(response, now_s, heard_ms)
         ended = (*((response,) if was_running and response is not None else ()), *self._requested)
+        self._buried.extend(self._requested)
         self._requested.clear()
         self._waiting = [d for d in self._waiting if not isinstance(d, (Respond, Say))]
-        if response is not None and not was_running:
-            self._waiting.append(Truncate(response, heard))
-        else:
-            self._waiting.append(Cancel(None, None if response is None else heard))
+        ending = self._ending(response, was_running, heard)
+        self._waiting[:0] = ending  # before all that waits: no frame of this epoch may go without it
         self._running = False
         self._response = None
+        self._carried.clear()
         self._tell(Interrupted(self.epoch, self._told * self.spec.frame_ms, response, heard, ended, reason), now_s)
         if response is None or oldest_rewind is None or not self.spec.keeps_on_barge_in:
             return None
-        return self._rewind(heard, oldest_rewind)
+        return self._rewind(heard, oldest_rewind, len(ending))
 
     def truncate(self, response: str, heard_ms: float, now_s: float) -> float | None:
         """The client has played no more of a response that is over; the conversation keeps no more.
@@ -247,7 +254,7 @@ class DuplexSession:
         if stale:
             signals = tuple(s for s in signals if isinstance(s, OF_THE_USER))
         if replayed:
-            self._carry(signals, now_s)
+            self._carry(signals)
             return rewind_to
         self._tell_tick(feed, audio, signals, stale, now_s)
         return rewind_to
@@ -332,15 +339,24 @@ class DuplexSession:
         stays = self.playback.cut(response, heard_ms)
         return 0.0 if stays is None else stays
 
-    def _rewind(self, heard_ms: float, oldest_rewind: int) -> int | None:
+    def _ending(self, response: str | None, was_running: bool, heard_ms: float) -> list[Directive]:
+        """What ends it in the model: the one that runs, and those that frames under way ask for."""
+        if response is not None and not was_running:
+            return [Cancel(), Truncate(response, heard_ms)]
+        if response is None and self._waiting and isinstance(self._waiting[0], Cancel):
+            return []
+        return [Cancel(None, None if response is None else heard_ms)]
+
+    def _rewind(self, heard_ms: float, oldest_rewind: int, ending: int) -> int | None:
         """Feed again from the first frame that was not heard: there the response still runs, so it is cancelled there."""
         if self._first_sound is None:
             return None
-        first = self._first_sound + math.ceil(heard_ms / self.spec.frame_ms)
+        # At least its first frame stays: what made it begin is in there, and would do so again.
+        first = self._first_sound + max(1, math.ceil(heard_ms / self.spec.frame_ms))
         first = max(first, oldest_rewind + len(self._flying), self._next - len(self._retained))
         if first >= self._settled:
             return None
-        self._waiting.pop()  # what would have ended it in the next frame
+        del self._waiting[:ending]
         cancel: tuple[Directive, ...] = (Cancel(None, heard_ms),)
         for fed in list(self._retained)[first - (self._next - len(self._retained)) :]:
             kept = tuple(d for d in fed.frame.directives if not isinstance(d, (Respond, Say, Cancel)))
@@ -357,11 +373,9 @@ class DuplexSession:
         fed = list(self._retained)[first - oldest :]
         self._again = deque(Feed(n, f.epoch, self._round, f.frame) for n, f in enumerate(fed, first))
 
-    def _carry(self, signals: tuple[Signal, ...], now_s: float) -> None:
+    def _carry(self, signals: tuple[Signal, ...]) -> None:
         """Of a frame that was told already: what it now tells of the agent goes out with the next."""
-        kept = [s for s in signals if not isinstance(s, (*OF_THE_USER, Speaking))]
-        self._note(tuple(kept), now_s)
-        self._carried += kept
+        self._carried += [s for s in signals if not isinstance(s, (*OF_THE_USER, Speaking))]
 
     def _tell_tick(
         self, feed: Feed, audio: NDArray[np.float32], signals: tuple[Signal, ...], stale: bool, now_s: float
@@ -391,6 +405,8 @@ class DuplexSession:
         kept: list[Signal] = []
         for signal in signals:
             match signal:
+                case ResponseStarted() if signal.response in self._buried:
+                    continue
                 case ResponseStarted():
                     self._requested.pop(signal.response, None)
                     if self._response is not None:

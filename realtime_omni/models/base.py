@@ -65,6 +65,9 @@ class ModelSpec:
     width: int
     fps: float
     frames_per_block: int
+    pictures_per_frame: int = 1
+    """Of a model whose frames are latent: pictures that its decoder makes of each, but only one of a session's first.
+    ``fps``, height and width are the pictures'; ``frames_per_block`` and the horizon count frames."""
     controls: tuple[ControlSchema, ...] = ()
     prompts: tuple[str, ...] = ()
     starts: tuple[str, ...] = ()
@@ -83,6 +86,15 @@ class ModelSpec:
     """Set for a policy, which computes every chunk from an observation; see :mod:`realtime_omni.models.policy`."""
     duplex: DuplexSpec | None = None
     """Set for a duplex model, which takes a frame of sound in every tick; see :mod:`realtime_omni.models.duplex`."""
+
+    @property
+    def pictures_per_block(self) -> int:
+        """Of every block but a session's first, which may have fewer."""
+        return self.frames_per_block * self.pictures_per_frame
+
+    def pictures_before(self, chunk_index: int) -> int:
+        """How many pictures a session's first ``chunk_index`` chunks have."""
+        return max(chunk_index * self.pictures_per_block - (self.pictures_per_frame - 1), 0)
 
     @property
     def primary(self) -> str:

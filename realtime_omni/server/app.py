@@ -208,7 +208,7 @@ def _model(manager: Backend) -> dict[str, object]:
         "width": model.width,
         "height": model.height,
         "fps": manager.config.session.fps or model.fps,
-        "frames_per_block": model.frames_per_block,
+        "frames_per_block": model.pictures_per_block,
         "formats": [name for name in FORMATS if model.policy is None and _available(name, model)],
         "default_prompt": model.default_prompt,
         "prompts": list(model.prompts),

@@ -121,8 +121,8 @@ class WorldHub:
             raise WireError(WireCode.UNSUPPORTED, f"{model.name} is a policy, no world; robots have their own endpoint")
         if model.duplex is not None:
             raise WireError(WireCode.UNSUPPORTED, f"{model.name} is a voice, no world; voices have their own endpoints")
-        lead = model.frames_per_block if command.lead_frames is None else command.lead_frames
-        if lead > MAX_LEAD_BLOCKS * model.frames_per_block:
+        lead = model.pictures_per_block if command.lead_frames is None else command.lead_frames
+        if lead > MAX_LEAD_BLOCKS * model.pictures_per_block:
             raise WireError(WireCode.INVALID_ARGUMENT, f"at most {MAX_LEAD_BLOCKS} blocks", path="$.lead_frames")
         if self.stopping:
             raise WireError(WireCode.SHUTDOWN, "the server is stopping")
@@ -167,13 +167,13 @@ class WorldHub:
         stream = WorldSessionStream(
             session_id=door.id,
             fps=fps,
-            frames_per_block=model.frames_per_block,
+            frames_per_block=model.pictures_per_block,
             lead_frames=lead,
             cadence=command.cadence,
             limits=StreamLimits(stall_timeout_s=self.settings.stall_timeout_s, grace_s=self.settings.grace_s),
             now=self.clock.now_s(),
         )
-        pacer = Pacer(fps, model.frames_per_block)
+        pacer = Pacer(fps, model.pictures_per_block)
         record = WireSession(door, stream, model, command.format, codec, pacer, outputs)
         self.sessions.add(record)
         return record
@@ -182,7 +182,9 @@ class WorldHub:
         self, record: WireSession, model: ModelDescription, command: SessionStart, codec: str | None
     ) -> None:
         config, settings = self.manager.config, self.settings
-        horizon = config.session.horizon_frames or model.horizon_frames
+        horizon = (
+            config.session.horizon_frames or model.horizon_frames
+        )  # in the model's frames; a client counts pictures
         record.emit(
             record.stream.started(
                 resume_token=_new_token(),
@@ -199,7 +201,9 @@ class WorldHub:
                     max_events_per_s=settings.max_events_per_s,
                     grace_s=settings.grace_s,
                     stall_timeout_s=settings.stall_timeout_s,
-                    horizon_frames=horizon,
+                    horizon_frames=None
+                    if horizon is None
+                    else model.pictures_before(horizon // model.frames_per_block),
                 ),
                 controls=[
                     ControlInfo(
@@ -226,7 +230,7 @@ class WorldHub:
             door.id,
             epoch=door.epoch,
             chunk_index=door.chunk_index,
-            next_frame=door.chunk_index * record.model.frames_per_block,
+            next_frame=record.model.pictures_before(door.chunk_index),
             next_event_id=max(record.stream.next_event_id, door.view.event_floor + 1),
             now=self.clock.now_s(),
         )

@@ -172,7 +172,7 @@ class WireSession:
         self.emit(
             self.stream.rewound(
                 chunk_index=chunk_index,
-                next_frame=chunk_index * self.model.frames_per_block,
+                next_frame=self.model.pictures_before(chunk_index),
                 prompt=self.door.prompt,
                 oldest_rewind=self.door.view.oldest_rewind,
                 re=re,

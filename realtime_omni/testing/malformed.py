@@ -1,8 +1,8 @@
 """What a declared control looks like, and the ways in which it can be wrong: values made from a JSON schema.
 
 Owns the part of JSON schema that control vocabularies use: ``type``, ``properties``, ``required``, ``additionalProperties``,
-``items``, ``minItems``, ``maxItems``, ``minimum``, ``maximum``, ``const``, ``enum``.
-Where a schema says nothing, nothing is wrong.
+``items``, ``minItems``, ``maxItems``, ``minimum``, ``maximum``, ``const``, ``enum``;
+and ``examples``, for what no schema can say. Where a schema says nothing, nothing is wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OF_TYPE: dict[str, Any] = {
 
 
 def example(schema: Schema, *, full: bool = False) -> Any:
-    """The plainest value that the schema allows: the required fields of an object and no other, empty lists.
+    """The schema's own example, or the plainest value that it allows: an object's required fields and no other, empty lists.
 
     ``full``: every field, and lists with something in them.
     """
@@ -33,6 +33,8 @@ def example(schema: Schema, *, full: bool = False) -> Any:
         return schema["const"]
     if "enum" in schema:
         return schema["enum"][0]
+    if schema.get("examples"):
+        return schema["examples"][0]
     match schema.get("type"):
         case "object":
             names = schema.get("properties", {}) if full else schema.get("required", ())

@@ -18,7 +18,8 @@ import math
 import torch
 from torch import Tensor
 
-from realtime_omni.models.tiny_world.places import KEYS, PLACES
+from realtime_omni.models.common.keys import KEYS
+from realtime_omni.models.tiny_world.places import PLACES
 from recipes.tiny_world.renderer import Renderer, cast
 
 MOVE = 0.11

@@ -8,7 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from realtime_omni.models.tiny_world.places import KEYS, PLACES  # noqa: E402
+from realtime_omni.models.common.keys import KEYS  # noqa: E402
+from realtime_omni.models.tiny_world.places import PLACES  # noqa: E402
 from recipes.tiny_world.simulator import (  # noqa: E402
     LOOK_LIMIT,
     MOVE,

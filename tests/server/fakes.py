@@ -72,6 +72,13 @@ class FakeModelInfo:
     policy: None = None
     duplex: object | None = None
 
+    @property
+    def pictures_per_block(self) -> int:
+        return self.frames_per_block
+
+    def pictures_before(self, chunk_index: int) -> int:
+        return chunk_index * self.frames_per_block
+
 
 @dataclass(frozen=True)
 class FakeNotice:

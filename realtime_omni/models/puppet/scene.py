@@ -122,15 +122,15 @@ class Scene:
 
     def _cancel(self, directive: Cancel) -> None:
         line = self.state.line
-        if directive.response is None:
-            for waiting in self.state.pending:
-                self.signals += (ResponseStarted(waiting.id), ResponseEnded(waiting.id, "cancelled"))
-            self._set(pending=())
-        elif line is None or line.id != directive.response:
+        if directive.response is not None and (line is None or line.id != directive.response):
             return
         if line is not None:
             said_ms = (self.state.frames - line.began) * self._spec.frame_ms
             self._end(line, "cancelled", said_ms if directive.heard_ms is None else min(directive.heard_ms, said_ms))
+        if directive.response is None:
+            for waiting in self.state.pending:
+                self.signals += (ResponseStarted(waiting.id), ResponseEnded(waiting.id, "cancelled"))
+            self._set(pending=())
 
     def _cut(self, response: str, heard_ms: float) -> None:
         turns = tuple(
@@ -241,10 +241,7 @@ class Scene:
         self.state = replace(self.state, **fields)
 
     def _queue(self, line: Line) -> None:
-        if len(self.state.pending) < MOST_PENDING:
-            self._set(pending=(*self.state.pending, line))
-        else:
-            self.signals += (ResponseStarted(line.id), ResponseEnded(line.id, "failed"))
+        self._set(pending=(*self.state.pending, line)[:MOST_PENDING])
 
     def _remember(self, name: str, role: str, text: str, after: str | None) -> None:
         turn = Turn(id=name, role=role, text=text[:MOST_CHARS])  # type: ignore[arg-type]

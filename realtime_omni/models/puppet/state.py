@@ -11,7 +11,8 @@ from realtime_omni.models.puppet.ears import Ears
 
 Number = Annotated[int, Meta(ge=0)]
 MOST_TURNS = 64
-MOST_PENDING = 16
+MOST_PENDING = 64
+"""Lines that wait; a session lets fewer wait, so that none is lost."""
 
 
 class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -34,12 +34,12 @@ from realtime_omni.models.base import (
     StepBatch,
     StepRow,
 )
+from realtime_omni.models.common.keys import KEYS, KeyReducer, check_control, schemas
 from realtime_omni.models.common.noise import block_noise
 from realtime_omni.models.common.packing import fingerprint, unpack_tensor, unpack_values
 from realtime_omni.models.tiny_world import sampler
-from realtime_omni.models.tiny_world.controls import CameraReducer, check_control, schemas
 from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet
-from realtime_omni.models.tiny_world.places import KEYS, PLACES, place_index
+from realtime_omni.models.tiny_world.places import PLACES, place_index
 from realtime_omni.models.tiny_world.prompts import nearest_place
 from realtime_omni.session.values import Artifact, ArtifactSpec, ChunkMetadata, Modality, Representation, SessionEvent
 
@@ -155,7 +155,7 @@ class TinyWorld:
         return None if event.prompt is None else nearest_place(event.prompt)[1].title
 
     def new_reducer(self) -> ControlReducer:
-        return CameraReducer(self.config.frames_per_block)
+        return KeyReducer(self.config.frames_per_block)
 
     def needs_prefill(self, state: TinyWorldState) -> bool:
         return state.unwritten is not None

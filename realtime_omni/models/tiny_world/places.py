@@ -152,9 +152,6 @@ PLACES: tuple[Place, ...] = (
     ),
 )
 
-KEYS: tuple[str, ...] = ("w", "a", "s", "d", "i", "j", "k", "l")
-"""The order of the key vector: move forward, left, back, right; look up, left, down, right."""
-
 
 def place_index(name: str) -> int:
     """The row of a place by its name; ValueError if there is none."""

@@ -13,13 +13,13 @@ from PIL import Image
 
 from kv.dense_reference import DenseCache
 from realtime_omni.errors import ArgumentError, ConfigError
+from realtime_omni.models.common.keys import HELD, KEYS, TRACK
 from realtime_omni.models.common.noise import block_noise
 from realtime_omni.models.tiny_world import model as adapter
 from realtime_omni.models.tiny_world import sampler
-from realtime_omni.models.tiny_world.controls import HELD, TRACK
 from realtime_omni.models.tiny_world.model import CONTEXT_NOISE_STEP, Options, TinyWorld
 from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet
-from realtime_omni.models.tiny_world.places import KEYS, PLACES
+from realtime_omni.models.tiny_world.places import PLACES
 from realtime_omni.session.values import ControlInput
 from realtime_omni.testing.check_model import check_model
 from realtime_omni.testing.inline import InlineEngine

@@ -10,9 +10,10 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
 
+from realtime_omni.models.common.keys import KEYS  # noqa: E402
 from realtime_omni.models.tiny_world import sampler  # noqa: E402
 from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet, gelu, rotate  # noqa: E402
-from realtime_omni.models.tiny_world.places import KEYS, PLACES, place_index  # noqa: E402
+from realtime_omni.models.tiny_world.places import PLACES, place_index  # noqa: E402
 
 SMALL = NetworkConfig(
     image_size=32,

@@ -1,4 +1,4 @@
-"""The camera of tiny-world: two control schemas and the reducer that makes per-frame keys of them.
+"""A camera steered by keys: two control schemas, and the reducer that makes keys per frame of them.
 
 ``lingbot.camera_actions.v1``: ``{"mode": "script", "frames": [[keys], ...]}``, one list per frame of the block, used
 for one block. ``realtime_omni.held_keys.v1``: ``{"keys": [...], "t_ms": n}``: what is held from that client time on,
@@ -16,8 +16,10 @@ from typing import Any
 
 from realtime_omni.errors import ArgumentError, ErrorCode
 from realtime_omni.models.base import ControlSchema, PreparedControls
-from realtime_omni.models.tiny_world.places import KEYS
 from realtime_omni.session.values import ControlInput, SessionEvent
+
+KEYS: tuple[str, ...] = ("w", "a", "s", "d", "i", "j", "k", "l")
+"""In this order: move forward, left, back, right; look up, left, down, right."""
 
 TRACK = "camera"
 SCRIPT = "lingbot.camera_actions.v1"
@@ -68,7 +70,7 @@ def check_control(control: ControlInput, frames_per_block: int) -> None:
     """Raises ArgumentError: ``schema_unknown``, or ``control_invalid`` with the path."""
     if control.track != TRACK or control.schema not in (SCRIPT, HELD):
         raise ArgumentError(
-            f"tiny-world knows {TRACK}/{SCRIPT} and {TRACK}/{HELD}, not {control.track}/{control.schema}",
+            f"known are {TRACK}/{SCRIPT} and {TRACK}/{HELD}, not {control.track}/{control.schema}",
             code=ErrorCode.SCHEMA_UNKNOWN,
             path="controls",
         )
@@ -116,7 +118,7 @@ def _key_set(keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(k for k in KEYS if k in held)
 
 
-class CameraReducer:
+class KeyReducer:
     """One per session. Carries the held keys from block to block; a script is used once."""
 
     def __init__(self, frames_per_block: int) -> None:

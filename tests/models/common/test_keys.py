@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from realtime_omni.errors import ArgumentError
-from realtime_omni.models.tiny_world.controls import HELD, SCRIPT, TRACK, CameraReducer, check_control, schemas
-from realtime_omni.models.tiny_world.places import KEYS
+from realtime_omni.models.common.keys import HELD, KEYS, SCRIPT, TRACK, KeyReducer, check_control, schemas
 from realtime_omni.session.values import ControlInput, EventId, SessionEvent
 
 FRAMES = 3
@@ -22,7 +21,7 @@ def script(*frames: list[str]) -> ControlInput:
     return ControlInput(TRACK, SCRIPT, {"mode": "script", "frames": list(frames)})
 
 
-def reduce(reducer: CameraReducer, *controls: ControlInput, commit: bool = True) -> list[str]:
+def reduce(reducer: KeyReducer, *controls: ControlInput, commit: bool = True) -> list[str]:
     """The keys of each frame, as one string per frame."""
     events = [SessionEvent(EventId(i), controls=(control,)) for i, control in enumerate(controls)]
     prepared = reducer.prepare({}, events, 0)
@@ -36,11 +35,11 @@ def reduce(reducer: CameraReducer, *controls: ControlInput, commit: bool = True)
 
 
 def test_without_events_nothing_is_held() -> None:
-    assert reduce(CameraReducer(FRAMES)) == ["", "", ""]
+    assert reduce(KeyReducer(FRAMES)) == ["", "", ""]
 
 
 def test_a_held_key_acts_on_every_frame_until_it_is_replaced() -> None:
-    reducer = CameraReducer(FRAMES)
+    reducer = KeyReducer(FRAMES)
     assert reduce(reducer, held("w")) == ["w", "w", "w"]
     assert reduce(reducer) == ["w", "w", "w"]
     assert reduce(reducer, held("w", "l")) == ["wl", "wl", "wl"]
@@ -49,36 +48,36 @@ def test_a_held_key_acts_on_every_frame_until_it_is_replaced() -> None:
 
 
 def test_a_key_tapped_between_two_blocks_acts_for_one_frame() -> None:
-    reducer = CameraReducer(FRAMES)
+    reducer = KeyReducer(FRAMES)
     assert reduce(reducer, held("w"), held()) == ["w", "", ""]
     assert reduce(reducer) == ["", "", ""]
 
 
 def test_two_earlier_sets_get_a_frame_each_and_the_last_one_the_rest() -> None:
-    assert reduce(CameraReducer(FRAMES), held("w"), held("a"), held("s")) == ["w", "a", "s"]
+    assert reduce(KeyReducer(FRAMES), held("w"), held("a"), held("s")) == ["w", "a", "s"]
 
 
 def test_when_there_are_more_sets_than_frames_no_key_is_lost() -> None:
-    assert reduce(CameraReducer(FRAMES), held("j"), held("w"), held("a"), held("d"), held("s")) == ["waj", "d", "s"]
+    assert reduce(KeyReducer(FRAMES), held("j"), held("w"), held("a"), held("d"), held("s")) == ["waj", "d", "s"]
 
 
 def test_a_script_is_used_for_one_block_and_held_keys_go_on_behind_it() -> None:
-    reducer = CameraReducer(FRAMES)
+    reducer = KeyReducer(FRAMES)
     assert reduce(reducer, held("w"), script(["a"], [], ["a", "i"])) == ["a", "", "ai"]
     assert reduce(reducer) == ["w", "w", "w"]
 
 
 def test_the_last_event_wins_when_scripts_and_held_keys_come_together() -> None:
-    assert reduce(CameraReducer(FRAMES), script(["a"], ["a"], ["a"]), held("d")) == ["d", "d", "d"]
-    assert reduce(CameraReducer(FRAMES), script(["a"], ["a"], ["a"]), script(["s"], [], [])) == ["s", "", ""]
+    assert reduce(KeyReducer(FRAMES), script(["a"], ["a"], ["a"]), held("d")) == ["d", "d", "d"]
+    assert reduce(KeyReducer(FRAMES), script(["a"], ["a"], ["a"]), script(["s"], [], [])) == ["s", "", ""]
 
 
 def test_keys_are_lower_case_unique_and_in_one_order() -> None:
-    assert reduce(CameraReducer(FRAMES), held("L", "w", "W")) == ["wl"] * 3
+    assert reduce(KeyReducer(FRAMES), held("L", "w", "W")) == ["wl"] * 3
 
 
 def test_prepare_alone_changes_nothing_and_reset_lets_go_of_every_key() -> None:
-    reducer = CameraReducer(FRAMES)
+    reducer = KeyReducer(FRAMES)
     reduce(reducer, held("w"))
     assert reduce(reducer, held("s"), commit=False) == ["s", "s", "s"]
     assert reduce(reducer, commit=False) == ["w", "w", "w"]
@@ -89,7 +88,7 @@ def test_prepare_alone_changes_nothing_and_reset_lets_go_of_every_key() -> None:
 def test_a_slow_and_a_fast_turn_are_different_motions() -> None:
     """No normalisation per block: one frame of a key is less motion than three."""
     slow, fast = script(["l"], [], []), script(["l"], ["l"], ["l"])
-    assert reduce(CameraReducer(FRAMES), slow) != reduce(CameraReducer(FRAMES), fast)
+    assert reduce(KeyReducer(FRAMES), slow) != reduce(KeyReducer(FRAMES), fast)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +139,7 @@ def test_the_declared_schemas_describe_what_is_accepted() -> None:
 
 
 def test_held_keys_are_what_a_camera_remembers() -> None:
-    reducer, fresh = CameraReducer(FRAMES), CameraReducer(FRAMES)
+    reducer, fresh = KeyReducer(FRAMES), KeyReducer(FRAMES)
     reduce(reducer, held("l", "w"))
     assert reducer.save() == ["w", "l"]
     fresh.load(reducer.save())
@@ -151,7 +150,7 @@ def test_held_keys_are_what_a_camera_remembers() -> None:
 
 @pytest.mark.parametrize("memory", [None, {}, "wl", ["x"], [1], [["w"]]], ids=repr)
 def test_what_no_camera_saved_is_not_loaded(memory: Any) -> None:
-    reducer = CameraReducer(FRAMES)
+    reducer = KeyReducer(FRAMES)
     with pytest.raises(ArgumentError):
         reducer.load(memory)
     assert reducer.save() == []

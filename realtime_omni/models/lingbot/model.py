@@ -1,0 +1,384 @@
+"""LingBot-World v2, causal, behind the model contract.
+
+Owns the order of a tick and a session's state. One tick, one block of latent frames::
+
+    prepare   keys and values of the prompt, when it changed; what the session started from, as latents (constant after
+              some blocks); keys or poses -> motion -> rays -> a scale and a shift per layer, once for all passes
+    denoise   one pass per level, over history in pages and the block
+    commit    one pass over the finished block at timestep 0 (or, with ``clean_pass: false``, the last denoise pass writes)
+    decode    pictures, where they are asked for
+
+Nothing is kept on the model: a state holds the camera, the text's keys and values, the condition and the decoder's memory,
+each an immutable value that the next state shares or replaces. Weights are the user's (CC BY-NC-SA); none are shipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from realtime_omni.errors import ArgumentError, ErrorCode
+from realtime_omni.kv.capacity import KVSpec
+from realtime_omni.models.base import (
+    Checkpoint,
+    ControlReducer,
+    ModelSpec,
+    PackedState,
+    RowOutput,
+    SessionSetup,
+    Step,
+    StepBatch,
+    StepRow,
+)
+from realtime_omni.models.common.noise import block_noise
+from realtime_omni.models.common.wan.text import TextEncoder
+from realtime_omni.models.common.wan.transformer import KeysValues, WanTransformer
+from realtime_omni.models.common.wan.vae import (
+    SPACE_STRIDE,
+    TIME_STRIDE,
+    CodecState,
+    ImageCondition,
+    WanVAE,
+    next_condition,
+)
+from realtime_omni.models.lingbot import sampler
+from realtime_omni.models.lingbot import state as saved
+from realtime_omni.models.lingbot.camera import (
+    Camera,
+    default_intrinsics,
+    fold,
+    motions,
+    move,
+    rays,
+    scaled_intrinsics,
+)
+from realtime_omni.models.lingbot.controls import TRAJECTORY, LingBotReducer, check_control, schemas
+from realtime_omni.models.lingbot.state import LingBotState, Text
+from realtime_omni.session.values import Artifact, ArtifactSpec, ChunkMetadata, Modality, Representation, SessionEvent
+
+MASK_CHANNELS = 4
+"""Of the network's input: 1 where the condition is a given picture."""
+TEXT_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a recipe decides. ``height`` and ``width`` in pixels, multiples of 16; frames are latent.
+
+    ``labels``, ``shift`` and ``table``: see :mod:`realtime_omni.models.lingbot.sampler`. ``clean_pass`` false: the last denoise
+    pass writes history, a fifth cheaper and another output. ``horizon``: pictures after which a session ends, or None."""
+
+    height: int = 480
+    width: int = 832
+    frames_per_block: int = 3
+    window_frames: int = 9
+    sink_frames: int = 9
+    labels: tuple[int, ...] = (1000, 750, 500, 250)
+    shift: float = 5.0
+    table: bool = False
+    clean_pass: bool = True
+    fps: float = 16.0
+    default_prompt: str = "A walk through a quiet town, seen from the eyes of the walker."
+    horizon: int | None = None
+
+
+class LingBot:
+    """The model. ``vae`` None: latents only, and no condition beside an empty one."""
+
+    def __init__(
+        self,
+        network: WanTransformer,
+        text: TextEncoder,
+        settings: Settings,
+        *,
+        name: str = "lingbot-world",
+        vae: WanVAE | None = None,
+        device: torch.device | str = "cpu",
+        fingerprint: str = "",
+    ) -> None:
+        self.network = network.eval().requires_grad_(False)
+        self.settings = settings
+        self._text = text
+        self._vae = vae
+        self._device = torch.device(device)
+        self._dtype = network.patches.weight.dtype
+        self._levels = sampler.levels(settings.labels, settings.shift, table=settings.table)
+        self._grid = (settings.height // SPACE_STRIDE, settings.width // SPACE_STRIDE)
+        self._fingerprint = fingerprint
+        self._codec = ((), ()) if vae is None else vae.slot_shapes(settings.height, settings.width)
+        self._spec = self._describe(name)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    def open(self, setup: SessionSetup) -> LingBotState:
+        """Raises ArgumentError: a prompt that is missing or too long, a picture that is none."""
+        prompt = setup.prompt or self.settings.default_prompt
+        if setup.start is not None:
+            raise ArgumentError("this model has no start pictures", path="start")
+        self._text.check(prompt)
+        if setup.image is not None and self._vae is None:
+            raise ArgumentError(
+                "without an autoencoder no picture is taken", code=ErrorCode.IMAGE_INVALID, path="image"
+            )
+        picture = None if setup.image is None else self._fit(setup.image)
+        return LingBotState(Camera.start(), picture, None, ImageCondition.start(), CodecState(), None, prompt)
+
+    def understand(self, event: SessionEvent) -> str | None:
+        for control in event.controls:
+            check_control(control, self.settings.frames_per_block)
+        if event.prompt is not None:
+            self._text.check(event.prompt)
+        return event.prompt
+
+    def new_reducer(self) -> ControlReducer:
+        return LingBotReducer(self.settings.frames_per_block)
+
+    def needs_prefill(self, state: LingBotState) -> bool:
+        return False
+
+    def prefill(self, batch: StepBatch) -> Step:
+        raise NotImplementedError("every block is written by its own tick")
+
+    @torch.no_grad()
+    def step(self, batch: StepBatch) -> Step:
+        yield Checkpoint("forward", "prepare")
+        texts = {number: self._understood(row) for number, row in enumerate(batch.rows)}
+        conditions = {number: self._conditioned(row.state) for number, row in enumerate(batch.rows)}
+        cameras = {number: self._filmed(row) for number, row in enumerate(batch.rows)}
+        active = batch.active
+        injected = self._camera_cache([cameras[r][1] for r in active])
+        x = {number: self._noise(row, 0) for number, row in enumerate(batch.rows)}
+        clean: dict[int, Tensor] = {}
+        passes = len(self._levels)
+        for index, level in enumerate(self._levels):
+            yield Checkpoint("forward", "denoise")
+            if batch.active != active:
+                active = batch.active
+                injected = self._camera_cache([cameras[r][1] for r in active])
+            commit = not self.settings.clean_pass and index == passes - 1
+            flow = self._pass(batch, active, x, conditions, texts, injected, level.timestep, commit=commit)
+            for position, r in enumerate(active):
+                clean[r] = sampler.clean(x[r], flow[position], level.sigma)
+                if index + 1 < passes:
+                    noise = self._noise(batch.rows[r], index + 1)
+                    x[r] = sampler.renoised(clean[r], noise, self._levels[index + 1].renoise)
+        if self.settings.clean_pass:
+            yield Checkpoint("forward", "commit")
+            if batch.active != active:
+                active = batch.active
+                injected = self._camera_cache([cameras[r][1] for r in active])
+            self._pass(batch, active, clean, conditions, texts, injected, 0.0, commit=True)
+        del injected
+        outputs: dict[int, RowOutput | Exception] = {}
+        for r in batch.active:
+            row = batch.rows[r]
+            decoder, artifacts = CodecState(), []
+            if "latents" in row.outputs:
+                data = clean[r].cpu().numpy()
+                artifacts.append(Artifact("latents", Modality.VIDEO, Representation.LATENT, "TCHW", data))
+            if "frames" in row.outputs:
+                yield Checkpoint("decode")
+                if r not in batch.active:
+                    continue
+                pictures, decoder = self._decoded(row.state, clean[r])
+                artifacts.append(
+                    Artifact("frames", Modality.VIDEO, Representation.DECODED, "TCHW", pictures, fps=self._spec.fps)
+                )
+            state = LingBotState(
+                cameras[r][0], None, texts[r], conditions[r][1], decoder, clean[r][-1:].clone(), row.state.prompt
+            )
+            outputs[r] = RowOutput(ChunkMetadata.from_tick(row.tick), tuple(artifacts), state)
+        return {r: outputs[r] for r in batch.active}
+
+    def pack(self, state: LingBotState) -> PackedState:
+        return saved.pack(state)
+
+    def unpack(self, packed: PackedState) -> LingBotState:
+        encoder, decoder = self._codec
+        return saved.unpack(
+            packed,
+            latent_shape=self.latent_shape,
+            picture_shape=(3, self.settings.height, self.settings.width),
+            encoder=encoder,
+            decoder=decoder,
+            device=self._device,
+        )
+
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def close(self, state: LingBotState) -> None:
+        """Nothing beside the state itself."""
+
+    def start_image(self, name: str) -> bytes:
+        raise KeyError(name)
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int, int]:
+        """[F, C, h, w] of a block."""
+        return (self.settings.frames_per_block, self.network.config.out_channels, *self._grid)
+
+    def _understood(self, row: StepRow) -> Text:
+        """The prompt in force; encoded again when it is not the state's."""
+        known: Text | None = row.state.text
+        prompt = row.tick.prompt or row.state.prompt
+        if known is not None and known.prompt == prompt:
+            return known
+        features = self._text.encode(prompt).to(device=self._device, dtype=self._dtype)
+        return Text(prompt, tuple((k[0], v[0]) for k, v in self.network.text_cache(features[None])))
+
+    def _conditioned(self, state: LingBotState) -> tuple[Tensor, ImageCondition]:
+        """Mask and condition of the next block, [F, MASK_CHANNELS + C, h, w], and what follows."""
+        F, C, h, w = self.latent_shape
+        if self._vae is None:
+            return torch.zeros(F, MASK_CHANNELS + C, h, w, device=self._device), state.condition
+        picture = None if state.picture is None else state.picture.float() / 127.5 - 1
+        size = (self.settings.height, self.settings.width)
+        latents, following = next_condition(self._vae, state.condition, F, picture, size)
+        mask = torch.zeros(F, MASK_CHANNELS, h, w, device=self._device)
+        if state.picture is not None:
+            mask[0] = 1.0
+        return torch.cat((mask, latents), dim=1), following
+
+    def _filmed(self, row: StepRow) -> tuple[Camera, Tensor]:
+        """Where the camera is after the block, and the network's camera input [F, 384, h, w]."""
+        height, width = self.settings.height, self.settings.width
+        camera, poses = row.state.camera, []
+        intrinsics = default_intrinsics(height, width)
+        control = row.tick.controls[-1] if row.tick.controls else None
+        if control is not None and control.schema == TRAJECTORY:
+            poses = [np.array(pose, dtype=np.float64) for pose in control.data["poses"]]
+            after = Camera.at(poses[-1])
+            if "intrinsics" in control.data:
+                intrinsics = scaled_intrinsics(np.array(control.data["intrinsics"], dtype=np.float64), height, width)
+        else:
+            after = camera
+            script = control.data["frames"] if control is not None else ((),) * self.settings.frames_per_block
+            for held in script:
+                after = move(after, held)
+                poses.append(after.pose)
+        picture = rays(motions(camera.pose, poses), intrinsics, height, width)
+        return after, torch.from_numpy(fold(picture)).to(device=self._device, dtype=self._dtype)
+
+    def _camera_cache(self, cameras: Sequence[Tensor]) -> tuple[KeysValues, ...] | None:
+        if not self.network.config.camera_channels or not cameras:
+            return None
+        return self.network.camera_cache(torch.stack(list(cameras)))
+
+    def _pass(
+        self,
+        batch: StepBatch,
+        active: tuple[int, ...],
+        x: Mapping[int, Tensor],
+        conditions: Mapping[int, tuple[Tensor, ImageCondition]],
+        texts: Mapping[int, Text],
+        camera: tuple[KeysValues, ...] | None,
+        timestep: float,
+        *,
+        commit: bool,
+    ) -> Tensor:
+        """The flow [B, F, C, h, w] of the active rows."""
+        attention = batch.attention()
+        latents = torch.stack([torch.cat((x[r], conditions[r][0]), dim=1) for r in active])
+        first = torch.tensor([batch.rows[r].frame_index for r in active], device=self._device)[:, None]
+        flow: Tensor = self.network(
+            latents,
+            torch.full((len(active),), timestep, device=self._device),
+            first + torch.arange(self.settings.frames_per_block, device=self._device),
+            _stacked([texts[r].layers for r in active]),
+            lambda layer, q, k, v: attention.attend(layer, q, k, v, rows=active, commit=commit),
+            camera=camera,
+        )
+        return flow
+
+    def _noise(self, row: StepRow, step: int) -> Tensor:
+        return block_noise(row.seed, row.tick.chunk_index, step, self.latent_shape, device=self._device)
+
+    def _decoded(self, state: LingBotState, latents: Tensor) -> tuple[np.ndarray, CodecState]:
+        """uint8 [P, 3, H, W]."""
+        assert self._vae is not None
+        decoder = state.decoder
+        if decoder.is_fresh and state.tail is not None:
+            _, decoder = self._vae.decode(state.tail, decoder)
+        pictures, following = self._vae.decode(latents, decoder)
+        return ((pictures + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy(), following
+
+    def _fit(self, image: np.ndarray) -> Tensor:
+        """Centre crop to the model's shape, resized, uint8 [3, H, W]. Raises ArgumentError (``image_invalid``)."""
+        if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise ArgumentError("an image is uint8 [H, W, 3]", code=ErrorCode.IMAGE_INVALID, path="image")
+        height, width = self.settings.height, self.settings.width
+        tall, wide = image.shape[:2]
+        if min(tall, wide) < 16:
+            raise ArgumentError("the image is smaller than 16 pixels", code=ErrorCode.IMAGE_INVALID, path="image")
+        if tall * width > wide * height:
+            cut = round(wide * height / width)
+            image = image[(tall - cut) // 2 :][:cut]
+        else:
+            cut = round(tall * width / height)
+            image = image[:, (wide - cut) // 2 :][:, :cut]
+        x = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].float()
+        x = functional.interpolate(x, (height, width), mode="bilinear", antialias=True, align_corners=False)
+        return x[0].round().clamp(0, 255).to(device=self._device, dtype=torch.uint8)
+
+    def _describe(self, name: str) -> ModelSpec:
+        settings, config = self.settings, self.network.config
+        latents = ArtifactSpec("latents", Modality.VIDEO, Representation.LATENT, "TCHW", primary=self._vae is None)
+        frames = ArtifactSpec("frames", Modality.VIDEO, Representation.DECODED, "TCHW", fps=settings.fps, primary=True)
+        F = settings.frames_per_block
+        horizon = None
+        if settings.horizon is not None:
+            horizon = (settings.horizon + TIME_STRIDE - 1) // TIME_STRIDE // F * F
+        return ModelSpec(
+            name=name,
+            kv=KVSpec(
+                num_layers=config.layers,
+                num_kv_heads=config.heads,
+                head_dim=config.head_dim,
+                tokens_per_frame=self._grid[0] * self._grid[1] // 4,
+                frames_per_block=F,
+                window_frames=settings.window_frames,
+                sink_frames=settings.sink_frames,
+                model_owned_bytes_per_session=self._state_bytes(),
+            ),
+            artifacts=(latents,) if self._vae is None else (frames, latents),
+            height=settings.height,
+            width=settings.width,
+            fps=settings.fps,
+            frames_per_block=F,
+            pictures_per_frame=TIME_STRIDE,
+            controls=schemas(F),
+            default_prompt=settings.default_prompt,
+            rollback_safe=True,
+            horizon_frames=horizon,
+            takes_image=self._vae is not None,
+        )
+
+    def _state_bytes(self) -> int:
+        """Of one session beside its pages: the text's keys and values, the codec's two memories, latents, a picture."""
+        config = self.network.config
+        text = 2 * config.layers * TEXT_TOKENS * config.width * self._dtype.itemsize
+        F, C, h, w = self.latent_shape
+        latents = 4 * (C + MASK_CHANNELS) * h * w * (F + 1)
+        return (
+            text
+            + latents
+            + 3 * SPACE_STRIDE**2 * h * w
+            + sum(slot.nbytes for part in self._codec for slot in part if slot)
+        )
+
+
+def _stacked(texts: Sequence[tuple[KeysValues, ...]]) -> tuple[KeysValues, ...]:
+    """Per layer [B, L, heads, head_dim] twice; a lone row is not copied."""
+    if len(texts) == 1:
+        return tuple((k[None], v[None]) for k, v in texts[0])
+    return tuple(
+        (torch.stack([k for k, _ in layer]), torch.stack([v for _, v in layer])) for layer in zip(*texts, strict=True)
+    )
