@@ -211,7 +211,8 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Stop the response (None: whichever runs, and all that were asked for and wait); this frame's sound is silence already. Nothing happens when none runs.
+    """Stop the response (None: whichever runs, and all that were asked for and wait); this frame's sound is silence already.
+    Nothing happens when none runs.
 
     ``heard_ms``: how much of its sound the user heard, from its beginning; the conversation keeps no more. None: all that
     was yielded."""
