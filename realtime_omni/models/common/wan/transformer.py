@@ -83,14 +83,15 @@ class SelfAttention(nn.Module):
         self.k_norm = nn.RMSNorm(config.width, eps=config.eps)
         self.out = nn.Linear(config.width, config.width)
 
-    def forward(self, index: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v [B, T, heads, head_dim], q and k rotated."""
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         split = (self.heads, -1)
-        q = rotate(self.q_norm(q).unflatten(-1, split), cos, sin)
-        k = rotate(self.k_norm(k).unflatten(-1, split), cos, sin)
-        seen = attend(index, q, k, v.unflatten(-1, split))
-        mixed: Tensor = self.out(seen.flatten(-2))
-        return mixed
+        return (
+            rotate(self.q_norm(q).unflatten(-1, split), cos, sin),
+            rotate(self.k_norm(k).unflatten(-1, split), cos, sin),
+            v.unflatten(-1, split),
+        )
 
 
 class CrossAttention(nn.Module):
@@ -108,7 +109,8 @@ class CrossAttention(nn.Module):
     def cache(self, text: Tensor) -> KeysValues:
         """Keys and values [B, L, heads, head_dim] of text [B, L, D]."""
         k, v = self.kv(text).chunk(2, dim=-1)
-        return self.k_norm(k).unflatten(-1, (self.heads, -1)), v.unflatten(-1, (self.heads, -1))
+        split = (self.heads, -1)
+        return self.k_norm(k).unflatten(-1, split), v.contiguous().unflatten(-1, split)  # a view would keep k, too
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         q = self.q_norm(self.q(x)).unflatten(-1, (self.heads, -1))
@@ -135,7 +137,8 @@ class CameraInjector(nn.Module):
 
 
 class WanLayer(nn.Module):
-    """Self-attention, camera, cross-attention and MLP, each behind its norm."""
+    """Self-attention, camera, cross-attention and MLP, each behind its norm; in two halves around what ``attend`` does, each
+    of which is one graph to a compiler."""
 
     def __init__(self, config: WanConfig) -> None:
         super().__init__()
@@ -148,27 +151,30 @@ class WanLayer(nn.Module):
         self.up = nn.Linear(config.width, config.mlp_width)
         self.down = nn.Linear(config.mlp_width, config.width)
 
-    def forward(
+    def before(self, x: Tensor, time: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v of tokens x [B, T, D]; time float32 [B, 6, D], the projected timestep."""
+        shift, scale = (self.modulation.float() + time)[:, :2, None].unbind(1)
+        h = (_norm(x, self.eps) * (1 + scale) + shift).to(x.dtype)
+        return self.attention.project(h, cos, sin)
+
+    def after(
         self,
-        index: int,
         x: Tensor,
+        seen: Tensor,
         time: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        attend: Attend,
-        text: KeysValues,
-        camera: KeysValues | None,
+        keys: Tensor,
+        values: Tensor,
+        camera_scale: Tensor | None,
+        camera_shift: Tensor | None,
     ) -> Tensor:
-        """x [B, T, D] in the compute dtype; time float32 [B, 6, D], the projected timestep."""
+        """The rest of the layer, [B, T, D]. seen [B, T, heads, head_dim]; keys, values of the text."""
         dtype = x.dtype
-        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = (self.modulation.float() + time)[:, :, None].unbind(1)
-        h = (_norm(x, self.eps) * (1 + scale_a) + shift_a).to(dtype)
-        x = (x.float() + self.attention(index, h, cos, sin, attend) * gate_a).to(dtype)
-        if camera is not None:
-            scale, shift = camera
-            x = (1 + scale) * x + shift
-        x = x + self.cross(self._cross_normed(x), *text)
-        h = (_norm(x, self.eps) * (1 + scale_m) + shift_m).to(dtype)
+        gate_a, shift, scale, gate_m = (self.modulation.float() + time)[:, 2:, None].unbind(1)
+        x = (x.float() + self.attention.out(seen.flatten(-2)) * gate_a).to(dtype)
+        if camera_scale is not None and camera_shift is not None:
+            x = (1 + camera_scale) * x + camera_shift
+        x = x + self.cross(self._cross_normed(x), keys, values)
+        h = (_norm(x, self.eps) * (1 + scale) + shift).to(dtype)
         widened = self.down(functional.gelu(self.up(h), approximate="tanh"))
         grown: Tensor = (x.float() + widened.float() * gate_m).to(dtype)
         return grown
@@ -254,8 +260,15 @@ class WanTransformer(nn.Module):
         time = self.time_out(functional.silu(self.time_in(timestep_features(t, self.config.frequencies).to(dtype))))
         projected = self.time_projection(functional.silu(time)).float().unflatten(-1, (6, -1))
         for index, layer in enumerate(self._layers):
-            x = layer(index, x, projected, cos, sin, attend, text[index], None if camera is None else camera[index])
+            seen = attend(index, *layer.before(x, projected, cos, sin))
+            x = layer.after(x, seen, projected, *text[index], *((None, None) if camera is None else camera[index]))
         return x, time.float()
+
+    def compile_layers(self) -> None:
+        """Have torch compile both halves of a layer, once for all; the first pass of each shape takes tens of seconds."""
+        for layer in self._layers:
+            layer.before = torch.compile(layer.before, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
+            layer.after = torch.compile(layer.after, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
 
     @property
     def _layers(self) -> Sequence[WanLayer]:
