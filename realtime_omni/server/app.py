@@ -23,8 +23,9 @@ from starlette.types import Scope
 
 from realtime_omni.errors import OmniError
 from realtime_omni.media import FORMATS
-from realtime_omni.server.auth import AccessMiddleware
+from realtime_omni.server.auth import AccessMiddleware, RequestFacts, bearer_tokens
 from realtime_omni.server.backend import Backend, PolicyFacts
+from realtime_omni.server.client_secrets import ClientSecrets
 from realtime_omni.server.clock import Clock
 from realtime_omni.server.codes import describe_error
 from realtime_omni.server.hub import WorldHub
@@ -34,10 +35,12 @@ from realtime_omni.server.moshi import add_moshi_routes
 from realtime_omni.server.openpi import PolicyHub, add_policy_routes
 from realtime_omni.server.outbox import ConnectionEnded
 from realtime_omni.server.policy import PolicyBackend
+from realtime_omni.server.realtime import add_realtime_routes
 from realtime_omni.server.settings import ServerSettings
 from realtime_omni.server.transport import StarletteTransport, TransportLost
 from realtime_omni.server.voice import VoiceHub
 from realtime_omni_protocols.openpi import PATH as ROBOT_PATH
+from realtime_omni_protocols.realtime import PATH as REALTIME_PATH
 from realtime_omni_protocols.world import PATH, PROTOCOL, WireCode
 from realtime_omni_protocols.world_messages import ErrorMessage
 
@@ -86,6 +89,15 @@ def create_app(
     voice_hub = None if calls is None else VoiceHub(calls, manager.describe().name, settings, metrics, clock)
     robot_hub = None if robots is None else PolicyHub(robots, settings, clock, metrics)
 
+    keys = ClientSecrets()
+
+    def admits(facts: RequestFacts) -> bool:
+        """A client secret opens Realtime sessions and nothing else."""
+        if voice_hub is None or not facts.websocket or facts.path != REALTIME_PATH:
+            return False
+        tokens = bearer_tokens(facts.authorization, facts.subprotocols)
+        return any(keys.find(token, voice_hub.clock.now_s()) is not None for token in tokens)
+
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
@@ -102,6 +114,7 @@ def create_app(
         AccessMiddleware,
         settings=settings,
         refused=lambda refusal: metrics.count("refusals_total", code=refusal.code),
+        admits=admits,
     )
     app.add_exception_handler(OmniError, _known_error)
     app.add_exception_handler(HTTPException, _no_route)
@@ -119,6 +132,7 @@ def create_app(
     if voice_hub is not None:
         add_live_routes(app, LiveHub(voice_hub))
         add_moshi_routes(app, voice_hub)
+        add_realtime_routes(app, voice_hub, keys)
     app.mount("/", _Page(directory=PAGE, html=True, check_dir=False))
     return app
 

@@ -12,7 +12,7 @@ import binascii
 import hmac
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -22,6 +22,8 @@ from realtime_omni.server.settings import ServerSettings, strip_port
 _log = logging.getLogger(__name__)
 KEY_SUBPROTOCOL = "realtime-omni.key."
 """Browsers cannot set headers on a WebSocket; the key travels as an extra subprotocol, base64url without padding."""
+OPENAI_KEY_SUBPROTOCOL = "openai-insecure-api-key."
+"""The same for pages written for OpenAI's Realtime: the key as it is."""
 _OPEN_PATHS = frozenset({"/healthz"})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -63,14 +65,18 @@ class RequestFacts:
         )
 
 
-def refusal(facts: RequestFacts, settings: ServerSettings) -> Refusal | None:
-    """None when the request may proceed."""
+def refusal(
+    facts: RequestFacts, settings: ServerSettings, admits: Callable[[RequestFacts], bool] = lambda _: False
+) -> Refusal | None:
+    """None when the request may proceed. ``admits``: knows credentials other than the key."""
     if settings.allowed_hosts is not None and strip_port(facts.host.lower()) not in settings.allowed_hosts:
         return Refusal(403, "origin_refused", "this server does not answer to that host name")
     # Reading a public route from another origin is stopped by the browser itself; acting on one is stopped here.
     if (facts.websocket or facts.method not in _SAFE_METHODS) and not _origin_allowed(facts, settings):
         return Refusal(403, "origin_refused", "pages of this origin may not use this server")
-    if _needs_key(facts) and settings.api_key is not None and not _key_matches(facts, settings.api_key):
+    if not _needs_key(facts) or settings.api_key is None:
+        return None
+    if not _key_matches(facts, settings.api_key) and not admits(facts):
         return Refusal(401, "unauthorized", "a valid API key is needed")
     return None
 
@@ -94,14 +100,23 @@ def _key_matches(facts: RequestFacts, key: str) -> bool:
     """Compares every credential presented, without an early exit."""
     expected = key.encode()
     matched = False
-    scheme, _, bearer = (facts.authorization or "").partition(" ")
-    if scheme.lower() in ("bearer", "api-key"):  # the second is what openpi clients send
-        matched |= hmac.compare_digest(bearer.strip().encode("latin-1", "replace"), expected)  # the bytes that came
+    for token in bearer_tokens(facts.authorization, facts.subprotocols):
+        matched |= hmac.compare_digest(token.encode("latin-1", "replace"), expected)  # the bytes that came
     for name in facts.subprotocols:
         if name.startswith(KEY_SUBPROTOCOL):
             text = name.removeprefix(KEY_SUBPROTOCOL)
             matched |= hmac.compare_digest(_from_base64url(text), expected)
     return matched
+
+
+def bearer_tokens(authorization: str | None, subprotocols: Iterable[str]) -> list[str]:
+    """The credentials that a request carries as they are."""
+    scheme, _, bearer = (authorization or "").partition(" ")
+    tokens = (
+        [bearer.strip()] if scheme.lower() in ("bearer", "api-key") else []
+    )  # the second is what openpi clients send
+    names = [name for name in subprotocols if name.startswith(OPENAI_KEY_SUBPROTOCOL)]
+    return tokens + [name.removeprefix(OPENAI_KEY_SUBPROTOCOL) for name in names]
 
 
 def _from_base64url(text: str) -> bytes:
@@ -114,16 +129,23 @@ def _from_base64url(text: str) -> bytes:
 class AccessMiddleware:
     """Refuses before the application sees the request. A refused upgrade is an HTTP answer, never a closed socket."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, refused: Callable[[Refusal], None]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        refused: Callable[[Refusal], None],
+        admits: Callable[[RequestFacts], bool] = lambda _: False,
+    ) -> None:
         self._app = app
         self._settings = settings
         self._refused = refused
+        self._admits = admits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        refused = refusal(RequestFacts.from_scope(scope), self._settings)
+        refused = refusal(RequestFacts.from_scope(scope), self._settings, self._admits)
         if refused is None:
             await self._app(scope, receive, send)
         else:

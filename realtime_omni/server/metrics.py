@@ -27,7 +27,7 @@ MEMORY_OWNERS = ("kv_pool", "scratch", "weights", "states")
 RESUME_OUTCOMES = ("resumed", "taken_over", "refused", "gone", "busy")
 ROBOT_ROWS = (*(row.value for row in Row), "stream")
 ROBOT_STAGES = ("queue", "decode", "images", "prefix", "denoise", "encode")
-VOICE_PROTOCOLS = ("live", "moshi")
+VOICE_PROTOCOLS = ("live", "moshi", "realtime")
 CONTROL_BUCKETS = (
     *(0.0001, 0.0002, 0.0003, 0.0004, 0.0005, 0.0006, 0.0008, 0.001, 0.00125, 0.0015, 0.002, 0.0025, 0.003, 0.004),
     *(0.005, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1),

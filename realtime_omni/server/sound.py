@@ -66,6 +66,15 @@ class SoundEncoder:
         """Of float32 [N], clipped to -1..1."""
         if self._resampler is not None:
             samples = self._resampler.resample_chunk(samples)
+        return self._encode(samples)
+
+    def end(self) -> bytes:
+        """What the resampler still holds back; the stream is over."""
+        if self._resampler is None:
+            return b""
+        return self._encode(self._resampler.resample_chunk(np.zeros(0, np.float32), last=True))
+
+    def _encode(self, samples: NDArray[np.float32]) -> bytes:
         integers = np.clip(np.rint(samples * 32768), -32768, 32767).astype("<i2")
         match self.form.encoding:
             case "pcm16":

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-VoiceProtocol: TypeAlias = Literal["live", "moshi"]
+VoiceProtocol: TypeAlias = Literal["live", "moshi", "realtime"]
 MAX_SESSION_S = 24 * 3600.0
 """A call that is forgotten does not stay for ever; protocols that have a field for it say when it ends."""
 

@@ -18,8 +18,9 @@ A shell does, in two loops::
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import assert_never
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, assert_never
 
 import msgspec
 from msgspec import UNSET, Struct
@@ -89,11 +90,13 @@ class RealtimeStatistics(Struct, frozen=True, kw_only=True):
 
 
 class RealtimeServerSide:
-    """One connection. ``mint(prefix)`` makes an id that was never used."""
+    """One connection. ``mint(prefix)`` makes an id that was never used; ``session`` is a patch that is known to be good."""
 
-    def __init__(self, profile: Profile, mint: Callable[[str], str]) -> None:
+    def __init__(
+        self, profile: Profile, mint: Callable[[str], str], session: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         self.profile = profile
-        self.config: SessionConfig = initial(profile)
+        self.config: SessionConfig = updated(initial(profile), session, profile, voice_fixed=False)
         self._mint = mint
         self._out: list[c.Output] = []
         self._conversation = Conversation()

@@ -1,0 +1,316 @@
+"""Realtime connections over the puppet in memory: conversations, and what happens where wire and call meet."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocols.realtime.driver import dump
+from protocols.realtime.grammar import Grammar
+from realtime_omni.server.realtime import OPTIONS, RealtimeConnection
+from server.voices import VoiceServer, VoiceTransport, pcm, speech, voice_server
+
+Json = dict[str, Any]
+
+
+class Client(VoiceTransport):
+    """A client of the Realtime protocol on a socket in memory; every event that it gets is judged by the grammar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._grammar = Grammar()
+        self._read = 0
+        self._events: list[Json] = []
+
+    def say(self, kind: str, **fields: Any) -> None:
+        self.inbound.put_nowait(json.dumps({"type": kind, **fields}))
+
+    def update(self, **session: Any) -> None:
+        self.say("session.update", session={"type": "realtime", **session})
+
+    def write(self, text: str, **fields: Any) -> None:
+        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}], **fields}
+        self.say("conversation.item.create", item=item)
+
+    def append(self, data: bytes) -> None:
+        self.say("input_audio_buffer.append", audio=base64.b64encode(data).decode())
+
+    @property
+    def events(self) -> list[Json]:
+        for frame in self.sent[self._read :]:
+            dump(frame.encode())
+            self._events.append(json.loads(frame))
+            self._grammar.see(self._events[-1])
+        self._read = len(self.sent)
+        return self._events
+
+    def of(self, kind: str) -> list[Json]:
+        return [event for event in self.events if event["type"] == kind]
+
+    @property
+    def kinds(self) -> list[str]:
+        return [event["type"] for event in self.events if not event["type"].endswith(".delta")]
+
+    @property
+    def responses(self) -> list[Json]:
+        return [event["response"] for event in self.of("response.done")]
+
+    @property
+    def said(self) -> list[str]:
+        parts = [part for response in self.responses for item in response["output"] for part in item.get("content", ())]
+        return [part.get("transcript", part.get("text")) for part in parts]
+
+    def sound(self, item_id: str) -> bytes:
+        deltas = self.of("response.output_audio.delta")
+        return b"".join(base64.b64decode(event["delta"]) for event in deltas if event["item_id"] == item_id)
+
+
+async def connect(server: VoiceServer, session: Json | None = None) -> Client:
+    """A client that was greeted."""
+    client = Client()
+    call = await server.voice.opened(server.calls.open(OPTIONS))
+
+    async def serve() -> None:
+        with server.voice.connection("realtime"):
+            await RealtimeConnection(server.voice, client, call, session or {}).run()
+        await server.voice.release(call)
+
+    server.serve(serve())
+    await server.until(lambda: len(client.sent) >= 2)
+    assert client.kinds == ["session.created", "conversation.created"]
+    return client
+
+
+async def speak(server: VoiceServer, client: Client, voiced: int, silent: int) -> None:
+    """Frames of speech and of silence, in real time."""
+    await server.talk(client, np.concatenate([speech(voiced), speech(silent) * 0]))  # type: ignore[arg-type]
+
+
+async def test_a_greeting_by_text_alone() -> None:
+    async with voice_server() as server:
+        client = await connect(server)
+        client.write("say Good evening.")
+        client.say("response.create", response={"metadata": {"n": "1"}})
+        await server.tick(12)
+        assert client.said == ["Good evening."]
+        (response,) = client.responses
+        assert (response["status"], response["metadata"]) == ("completed", {"n": "1"})
+        assert response["usage"]["output_tokens"] > 0
+        assert len(client.sound(response["output"][0]["id"])) == 7 * 1920 * 2, "seven frames: all that was said"
+        client.drop()
+
+
+async def test_two_polite_turns_are_heard_and_answered() -> None:
+    async with voice_server() as server:
+        client = await connect(server)
+        client.update(audio={"input": {"transcription": {"model": "m"}}})
+        for _ in range(2):
+            await speak(server, client, 8, 20)
+        assert client.said == ["I hear you.", "Please go on."]
+        heard = client.of("conversation.item.input_audio_transcription.completed")
+        assert [event["transcript"] for event in heard] == ["0.6 seconds of sound"] * 2
+        items = [event["item_id"] for event in client.of("input_audio_buffer.committed")]
+        assert [event["item_id"] for event in heard] == items
+        stopped = client.of("input_audio_buffer.speech_stopped")[0]
+        assert 640 + 500 <= stopped["audio_end_ms"] <= 640 + 500 + 160
+        client.drop()
+
+
+async def test_who_speaks_is_listened_to_and_only_what_was_heard_is_remembered() -> None:
+    async with voice_server() as server:
+        client = await connect(server)
+        detection = {"type": "server_vad", "create_response": False}
+        client.update(audio={"input": {"turn_detection": detection}})
+        client.write("say one two three four five six seven eight nine ten")
+        client.say("response.create")
+        await server.tick(10)
+        await speak(server, client, 6, 12)
+        (response,) = client.responses
+        assert (response["status"], response["status_details"]["reason"]) == ("cancelled", "turn_detected")
+        assert client.kinds.index("input_audio_buffer.speech_started") < client.kinds.index("response.done")
+        (item,) = response["output"]
+        assert item["status"] == "incomplete"
+        client.say("conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=300)
+        client.say("conversation.item.retrieve", item_id=item["id"])
+        client.write("repeat")
+        client.say("response.create")
+        await server.tick(10)
+        (retrieved,) = client.of("conversation.item.retrieved")
+        assert retrieved["item"]["content"][0]["transcript"] == "one two"
+        assert client.said[-1] == "one two"
+        client.drop()
+
+
+async def test_create_right_after_cancel_is_answered_and_the_rest_of_the_first_never_comes() -> None:
+    async with voice_server() as server:
+        client = await connect(server)
+        client.write("say one two three four five six seven eight nine ten")
+        client.say("response.create")
+        await server.tick(5)
+        client.write("say Something else.")
+        client.say("response.cancel")
+        client.say("response.create")
+        await server.tick(20)
+        assert [response["status"] for response in client.responses] == ["cancelled", "completed"]
+        assert client.said[-1] == "Something else."
+        assert not client.of("error")
+        client.drop()
+
+
+async def test_a_function_is_called_and_its_result_is_spoken() -> None:
+    async with voice_server() as server:
+        client = await connect(server)
+        client.update(tools=[{"type": "function", "name": "weather", "parameters": {"type": "object"}}])
+        client.write('call weather {"town": "Bonn"}')
+        client.say("response.create")
+        await server.tick(3)
+        (call,) = client.responses[0]["output"]
+        assert (call["name"], call["arguments"]) == ("weather", '{"town": "Bonn"}')
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "It is sunny."}
+        client.say("conversation.item.create", item=output)
+        client.say("response.create")
+        await server.tick(12)
+        assert client.said == ["It is sunny."]
+        client.drop()
+
+
+async def test_a_text_answer_out_of_band_leaves_the_conversation_alone() -> None:
+    async with voice_server() as server:
+        client = await connect(server)
+        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "say Aside."}]}
+        response = {"conversation": "none", "output_modalities": ["text"], "input": [item]}
+        client.say("response.create", response=response)
+        await server.tick(3)
+        assert client.said == ["Aside."]
+        assert not client.of("conversation.item.added")
+        client.write("repeat")
+        client.say("response.create")
+        await server.tick(12)
+        assert client.said == ["Aside.", "nothing"]
+        client.drop()
+
+
+@pytest.mark.parametrize("kind", ["pcmu", "pcma"])
+async def test_g711_in_and_out(kind: str) -> None:
+    async with voice_server() as server:
+        client = await connect(server)
+        form = {"format": {"type": f"audio/{kind}"}}
+        client.update(audio={"input": form, "output": form})
+        client.write("say Good evening.")
+        client.say("response.create")
+        await server.tick(12)
+        sound = client.sound(client.responses[0]["output"][0]["id"])
+        assert abs(len(sound) - 560 * 8) <= 8, "not a millisecond is lost"
+        client.drop()
+
+
+async def test_a_client_that_finds_the_turns_commits_them() -> None:
+    async with voice_server() as server:
+        client = await connect(server)
+        client.update(audio={"input": {"turn_detection": None, "transcription": {"model": "m"}}})
+        await speak(server, client, 6, 10)
+        assert "input_audio_buffer.speech_started" not in client.kinds
+        client.say("input_audio_buffer.commit")
+        client.say("response.create")
+        await server.tick(10)
+        assert client.said == ["I hear you."]
+        (committed,) = client.of("input_audio_buffer.committed")
+        (heard,) = client.of("conversation.item.input_audio_transcription.completed")
+        assert heard["item_id"] == committed["item_id"]
+        client.drop()
+
+
+async def test_a_recording_may_come_at_once() -> None:
+    async with voice_server() as server:
+        client = await connect(server)
+        client.append(pcm(np.concatenate([speech(40), np.zeros(24_000, np.float32)])))
+        await server.tick(12)
+        assert client.said == ["I hear you."]
+        client.drop()
+
+
+async def test_who_does_not_want_to_be_interrupted_is_not() -> None:
+    async with voice_server() as server:
+        client = await connect(server)
+        client.update(audio={"input": {"turn_detection": {"type": "server_vad", "interrupt_response": False}}})
+        client.write("say one two three four five six seven eight nine ten")
+        client.say("response.create")
+        await server.tick(5)
+        await speak(server, client, 6, 40)
+        assert [response["status"] for response in client.responses] == ["completed", "completed"]
+        assert client.said == ["one two three four five six seven eight nine ten", "I hear you."]
+        client.drop()
+
+
+async def test_a_deleted_item_is_forgotten() -> None:
+    async with voice_server() as server:
+        client = await connect(server)
+        client.write("say This.", id="this")
+        client.write("say That.", id="that")
+        client.say("conversation.item.delete", item_id="that")
+        client.say("response.create")
+        await server.tick(10)
+        assert client.said == ["This."]
+        client.drop()
+
+
+async def test_a_server_that_stops_ends_the_response_and_says_why() -> None:
+    async with voice_server() as server:
+        client = await connect(server)
+        client.write("say one two three four five six seven eight")
+        client.say("response.create")
+        await server.tick(4)
+        await server.voice.shutdown(5)
+        assert client.responses[0]["status"] == "failed"
+        assert client.events[-1]["error"]["code"] == "server_shutdown"
+        assert client.closed == (1001, "server_shutdown")
+
+
+async def test_a_session_comes_to_its_end() -> None:
+    async with voice_server() as server:
+        server.voice.max_session_s = 0.5
+        client = await connect(server)
+        await server.tick(8)
+        assert client.events[-1]["error"]["code"] == "session_expired"
+        assert client.closed == (1001, "session_expired")
+
+
+async def test_nonsense_and_binary_frames_end_nothing() -> None:
+    async with voice_server() as server:
+        client = await connect(server)
+        client.inbound.put_nowait("{")
+        client.inbound.put_nowait(b"\x00")
+        client.append(b"\x00")
+        client.write("say Still here.")
+        client.say("response.create")
+        await server.tick(12)
+        assert [event["error"]["code"] for event in client.of("error")] == ["invalid_json", "invalid_json"]
+        assert client.said == ["Still here."]
+        client.drop()
+
+
+async def test_more_sound_than_may_wait_is_refused_and_the_session_goes_on() -> None:
+    async with voice_server() as server:
+        client = await connect(server)
+        minute = base64.b64encode(bytes(48 * 60_000)).decode()
+        for _ in range(7):
+            client.say("input_audio_buffer.append", audio=minute)
+        await server.until(lambda: bool(client.of("error")))
+        assert client.of("error")[0]["error"]["code"] == "rate_limit_exceeded"
+        assert client.closed is None
+        client.drop()
+
+
+async def test_a_secret_brings_its_session() -> None:
+    async with voice_server() as server:
+        client = await connect(server, {"instructions": "Be brief.", "output_modalities": ["text"]})
+        assert client.events[0]["session"]["instructions"] == "Be brief."
+        client.write("say Written.")
+        client.say("response.create")
+        await server.tick(3)
+        assert client.said == ["Written."]
+        client.drop()
