@@ -59,3 +59,19 @@ def take_clause(text: str, *, final: bool) -> tuple[str, str]:
         cut = words[_MAX_WORDS - 1].end()
         return text[:cut].strip(), text[cut:]
     return "", text
+
+
+def end_of_sentences(text: str) -> str:
+    """``text`` without an unfinished sentence at its end; all of it where no sentence is finished."""
+    ends = list(re.finditer(r"[.!?]+[\"')\]]*(?=\s|$)", text))
+    return text[: ends[-1].end()] if ends else text
+
+
+def word_times(clause: str, samples: int) -> list[tuple[str, int, int]]:
+    """(word, first sample, end) of each word of a clause that sounds for ``samples``: by the number of letters, an estimate.
+
+    A word but the first carries the blank before it, so that joined they are the clause."""
+    words = re.findall(r"\S+", clause)
+    weights = np.cumsum([0, *(len(word) + 1 for word in words)])
+    at = (weights * samples // max(1, weights[-1])).tolist()
+    return [(word if i == 0 else f" {word}", at[i], at[i + 1]) for i, word in enumerate(words)]

@@ -6,37 +6,17 @@ import re
 from fractions import Fraction
 from math import isqrt
 
-_UNITS = dict(
-    zip(
-        [
-            "zero",
-            "one",
-            "two",
-            "three",
-            "four",
-            "five",
-            "six",
-            "seven",
-            "eight",
-            "nine",
-            "ten",
-            "eleven",
-            "twelve",
-            "thirteen",
-            "fourteen",
-            "fifteen",
-            "sixteen",
-            "seventeen",
-            "eighteen",
-            "nineteen",
-        ],
-        range(20),
-        strict=True,
+_UNITS = {
+    word: value
+    for value, word in enumerate(
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"  # noqa: SIM905
+        " eighteen nineteen".split()
     )
-)
-_TENS = dict(
-    zip(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], range(20, 100, 10), strict=True)
-)
+}
+_TENS = {
+    word: value * 10
+    for value, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)  # noqa: SIM905
+}
 _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9}
 _WORDS = {*_UNITS, *_TENS, *_SCALES, "hundred"}
 _OPERATORS = (

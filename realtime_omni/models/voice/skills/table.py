@@ -115,7 +115,7 @@ _POLITE_START = re.compile(
     r"|can you|could you|would you|will you|i want you to|i'd like you to|let's|i need you to|do you know|tell me) "
 )
 _POLITE_END = re.compile(
-    r" (?:please|now|for me|thanks|thank you|okay|ok|again please|a bit|a little|a little bit|right now)$"
+    r" (?:please|now|for me|thanks|thank you|okay|ok|again please|a bit|a little|a little bit|right now|today)$"
 )
 
 _Answer = Callable[[re.Match[str], datetime], Reply | None]
@@ -188,6 +188,10 @@ def _turn(match: re.Match[str], _: datetime) -> Reply:
     )
 
 
+def _halt(_: re.Match[str], now: datetime) -> Reply:
+    return _tool("halt", "Standing still.")
+
+
 def _scene(match: re.Match[str], _: datetime) -> Reply | None:
     scene = match["scene"]
     return None if scene in _NO_SCENES else _tool("set_scene", f"All right, {scene}.", scene=scene)
@@ -209,34 +213,33 @@ def _acts(what: Literal["hush", "repeat", "drop_timers"]) -> _Answer:
 
 
 _WHERE = r"(?P<where>left|lift|right|write|up|down|around|round)"
+_SUM_WORDS = "plus|minus|times|divided|multiplied|squared|cubed|square root|to the power|percent of"
 _WHAT_IS = r"(?:what's|whats|what is|how much is|calculate|compute|work out)"
+_TIMER = r"(?:timer|alarm|countdown)"
+_A = r"(?:a|an|the|another)?"
 _RULES: tuple[tuple[re.Pattern[str], _Answer], ...] = tuple(
     (re.compile(pattern), answer)
     for pattern, answer in (
-        (r"(?:stop|stop it|stop talking|be quiet|quiet|shut up|hush|enough|that's enough|never mind|nevermind)", _acts("hush")),
+        (r"(?:stop|stop it|stop talking|be quiet|quiet|shut up|hush|enough|that's enough|never ?mind)", _acts("hush")),
         (r"(?:repeat|repeat that|say (?:it|that) again|what did you say|come again|once more|again|pardon)", _acts("repeat")),
-        (r"(?:what time is it|what's the time|what is the time|the time|what time it is|do you have the time|have you got the"
-         r" time)(?: today)?", _time),
-        (r"(?:what day is (?:it|today)|what's the date|what is the date|what date is it|what's today's date|what is today's date"
-         r"|the date|today's date|what day it is|which day is it)(?: today)?", _date),
-        (r"(?:what year is it|which year is it|what's the year|what year it is)", _year),
+        (r"(?:what time (?:is it|it is)|(?:what's |what is )?the time|(?:do you have|have you got) the time)", _time),
+        (r"(?:(?:what|which) day (?:is it|it is|is today)|what date is it|(?:what's |what is )?(?:the|today's) date)", _date),
+        (r"(?:(?:what|which) year (?:is it|it is)|what's the year)", _year),
         (r"(?:cancel|stop|delete|clear) (?:the|my|all|all the|all my)? ?(?:timer|timers|alarm|alarms)", _acts("drop_timers")),
-        (r"(?:set|start|make|create|give me)(?: me)? (?:a|an|the|another)? ?(?:timer|alarm|countdown) (?:for|of|to|in) (?P<length>.+)",
-         _timer),
-        (r"(?:set|start|make|create)(?: me)? (?:a|an|the|another)? ?(?P<length>.+?) (?:timer|alarm|countdown)", _timer),
+        (rf"(?:set|start|make|create|give me)(?: me)? {_A} ?{_TIMER} (?:for|of|to|in) (?P<length>.+)", _timer),
+        (rf"(?:set|start|make|create)(?: me)? {_A} ?(?P<length>.+?) {_TIMER}", _timer),
         (r"(?:remind|wake|alert) me in (?P<length>.+)", _timer),
-        (rf"(?:{_WHAT_IS} )?(?P<sum>.*\d.*|.*(?:plus|minus|times|divided|multiplied|squared|cubed|square root|to the power|percent of).*)", _sum),
-        (r"(?:what's|what is|say|and) your name(?: again)?|who are you|what are you called|your name", _says(
-            "I am the embedded voice of realtime omni.")),
+        (rf"(?:{_WHAT_IS} )?(?P<sum>.*\d.*|.*(?:{_SUM_WORDS}).*)", _sum),
+        (r"(?:(?:what's |what is |say |and )?your name(?: again)?|who are you|what are you called)",
+         _says("I am the embedded voice of realtime omni.")),
         (r"(?:what can you do|what are you able to do|help|help me|what can i (?:ask|say)(?: you)?|what do you know)",
          _says(CAPABILITIES)),
         (r"(?:walk|walked|walking|go|going|move|step|run|keep walking|keep going|take a step) (?:to the )?"
          r"(?P<where>forwards?|straight ahead|straight|ahead|on|back|backwards?|left|right)", _move),
-        (r"(?:turn|turned|turning|look|rotate|spin|steer|head|face)(?: to)?(?: the)? " + _WHERE + r"(?: side)?", _turn),
-        (r"(?:stop (?:walking|moving|turning)|stand still|halt|freeze|stay (?:here|there)|hold still)",
-         lambda match, now: _tool("halt", "Standing still.")),
-        (r"(?:make it|let it|let there be|switch to|change (?:it|the (?:scene|world|weather)) to|turn (?:it )?(?:in)?to|take (?:me|us) to"
-         r"|go to)(?: a| an| the| be| look)*(?: like)? (?P<scene>[a-z' -]{3,60})", _scene),
+        (rf"(?:turn|turned|turning|look|rotate|spin|steer|head|face)(?: to)?(?: the)? {_WHERE}(?: side)?", _turn),
+        (r"(?:stop (?:walking|moving|turning)|stand still|halt|freeze|stay (?:here|there)|hold still)", _halt),
+        (r"(?:make it|let it|let there be|switch to|change (?:it|the (?:scene|world|weather)) to|turn (?:it )?(?:in)?to"
+         r"|take (?:me|us) to|go to)(?: a| an| the| be| look)*(?: like)? (?P<scene>[a-z' -]{3,60})", _scene),
         (r"(?:pick up|grasp|grab|put|place|push|pull|lift|drop|stack|hand me|open the gripper|close the gripper|go home)"
          r"(?: (?:the|a|that|this|it|down|up)\b.*)?", _robot),
     )

@@ -1,0 +1,74 @@
+"""The conversation as it is remembered: where texts go, what stays of what was not heard, what a language model reads.
+
+Pure functions over tuples of entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from realtime_omni.models.voice.lm.language import Said
+from realtime_omni.models.voice.state import MOST_ENTRIES, Entry, Word
+
+MOST_CHARS = 2000
+"""Of one entry; what is longer could not be read by a model of 512 tokens anyway."""
+
+Entries = tuple[Entry, ...]
+
+
+def add(entries: Entries, entry: Entry, after: str | None = None) -> Entries:
+    """With one more at the end, behind the one named ``after``, or (``""``) at the beginning. The oldest one may go for it."""
+    where = len(entries)
+    if after is not None:
+        where = 0 if after == "" else next((i + 1 for i, e in enumerate(entries) if e.id == after), where)
+    grown = (*entries[:where], replace(entry, text=entry.text[:MOST_CHARS]), *entries[where:])
+    return grown[-MOST_ENTRIES:]
+
+
+def remove(entries: Entries, name: str) -> Entries:
+    return tuple(e for e in entries if e.id != name)
+
+
+def cut(entries: Entries, response: str, heard_ms: float) -> Entries:
+    """Of that response only the words that began within ``heard_ms`` of sound stay; texts that were not spoken stay whole."""
+    return tuple(_heard(e, heard_ms) if e.id == response and e.words else e for e in entries)
+
+
+def joined(words: Sequence[Word]) -> str:
+    return "".join(word.text for word in words)
+
+
+def heard(words: Sequence[Word], heard_ms: float) -> tuple[Word, ...]:
+    return tuple(w for w in words if w.at_ms < heard_ms)
+
+
+def asked(entries: Sequence[Entry]) -> Entry | None:
+    """What waits for an answer: the last message or tool result, unless the assistant said something since."""
+    for entry in reversed(entries):
+        if entry.kind == "result" or entry.role == "user":
+            return entry if entry.text else None
+        if entry.role == "assistant" and entry.text:
+            return None
+    return None
+
+
+def last_said(entries: Sequence[Entry]) -> str:
+    return next((e.text for e in reversed(entries) if e.role == "assistant" and e.text), "")
+
+
+def reading(instructions: str | None, entries: Sequence[Entry]) -> tuple[str | None, list[Said]]:
+    """(system text, turns) for the language model: instructions and what the agent knows go into the system text."""
+    knows = [
+        e.text
+        for e in entries
+        if (e.role == "system" or e.kind in ("instructions", "thinking", "commentary")) and e.text
+    ]
+    system = "\n".join(text for text in (instructions, *knows) if text) or None
+    return system, [(e.role, e.text) for e in entries if e.kind == "message" and e.role != "system" and e.text]
+
+
+def _heard(entry: Entry, heard_ms: float) -> Entry:
+    words = heard(entry.words, heard_ms)
+    return replace(entry, words=words, text=joined(words))

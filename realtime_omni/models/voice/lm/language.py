@@ -1,0 +1,123 @@
+"""The language model as the voice sees it: a conversation in, its answer so far out.
+
+Owns prompts: which turns fit, and that consecutive ones begin alike, so that only what is new is computed. The answer to a
+prompt is asked for again every tick and does not depend on who asks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from realtime_omni.models.voice.lm.answers import Answer, Answerer
+from realtime_omni.models.voice.lm.convert import load
+from realtime_omni.models.voice.lm.network import Llama
+from realtime_omni.models.voice.lm.sequences import Sequences
+from realtime_omni.models.voice.lm.tokens import ChatTokens, Role
+from realtime_omni.models.voice.speech import end_of_sentences
+
+SYSTEM = "You are a friendly voice assistant. Answer in one short sentence."
+MOST_TOKENS = 60
+"""Of an answer: twenty seconds of speech."""
+_CHUNK = 16
+_STRIDE = 4
+"""A prompt that no longer fits loses this many turns at once: the ones after it then still begin alike."""
+_MOST_KEPT = 64
+
+Said = tuple[Role, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """An answer so far. ``failed``: there will be no more of it."""
+
+    text: str
+    tokens: int
+    done: bool
+    failed: bool
+
+
+class Language:
+    """See the module. With ``threaded=False`` an answer is complete when it is first asked for."""
+
+    def __init__(self, gguf: Path, *, calls: int, context: int = 512, threaded: bool = True) -> None:
+        """``calls``: how many are answered at once. Raises ConfigError for a checkpoint it cannot use."""
+        checkpoint = load(gguf)
+        self._tokens = ChatTokens(checkpoint.tokenizer)
+        network = Llama(checkpoint.config, checkpoint.tensors)
+        self._sequences = Sequences(network, places=2 * calls + 1, context=context, chunk=_CHUNK)
+        self._answerer = Answerer(self._sequences, self._tokens.stops, most=calls)
+        self._turn = lru_cache(4096)(self._tokens.turn)
+        self._answerer.pin(self._turn("system", SYSTEM))
+        self._known: OrderedDict[tuple[int, ...], Answer] = OrderedDict()
+        self.context = context
+        self._threaded = threaded
+        if threaded:
+            self._answerer.start()
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._sequences.bytes
+
+    def prompt(self, system: str | None, said: Sequence[Said], *, answer_tokens: int = MOST_TOKENS) -> tuple[int, ...]:
+        """Tokens of the conversation up to the assistant's next turn, without its oldest turns where they do not fit."""
+        merged = _merge(said)
+        head = self._turn("system", SYSTEM if system is None else system)[: self.context // 2]
+        opening = self._tokens.opening("assistant")
+        room = self.context - len(head) - len(opening) - min(answer_tokens, MOST_TOKENS)
+        turns = [self._turn(role, text) for role, text in merged]
+        first = 0
+        while first < len(turns) and sum(map(len, turns[first:])) > room:
+            first += _STRIDE
+        body = [token for turn in turns[first:] for token in turn]
+        if not body and turns:
+            body = list(turns[-1][-room:])
+        return (*head, *body, *opening)
+
+    def draft(self, prompt: tuple[int, ...], limit: int = MOST_TOKENS) -> Draft:
+        """The answer to ``prompt`` so far; asking begins it."""
+        answer = self._known.get(prompt)
+        if answer is None or (answer.failed and answer.stopped):
+            answer = self._known[prompt] = self._answerer.ask(prompt, limit=min(limit, MOST_TOKENS))
+            while len(self._known) > _MOST_KEPT:
+                self._known.popitem(last=False)[1].stop()
+            self._finish()
+        self._known.move_to_end(prompt)
+        done, tokens = answer.done, list(answer.tokens)  # in this order: the last token comes before ``done``
+        text = " ".join(self._tokens.decode(tokens).split())
+        if done and len(tokens) >= answer.limit:
+            text = end_of_sentences(text)
+        return Draft(text, len(tokens), done, answer.failed)
+
+    def prepare(self, system: str | None, said: Sequence[Said]) -> None:
+        """Compute what the next prompt will begin with: the conversation so far."""
+        prompt = self.prompt(system, said)[: -len(self._tokens.opening("assistant"))]
+        self._answerer.ask(prompt, limit=0)
+        self._finish()
+
+    def drop(self, prompt: tuple[int, ...]) -> None:
+        """Nobody wants this answer any more; who does asks again."""
+        answer = self._known.pop(prompt, None)
+        if answer is not None:
+            answer.stop()
+
+    def close(self) -> None:
+        self._answerer.close()
+
+    def _finish(self) -> None:
+        while not self._threaded and self._answerer.work():
+            pass
+
+
+def _merge(said: Sequence[Said]) -> list[Said]:
+    """Turns of the same speaker in a row are one."""
+    merged: list[Said] = []
+    for role, text in said:
+        if merged and merged[-1][0] == role:
+            merged[-1] = (role, f"{merged[-1][1]} {text}")
+        elif text:
+            merged.append((role, text))
+    return merged

@@ -1,0 +1,186 @@
+"""The embedded voice: a cascade of small networks as a duplex model. It hears, finds turns, recognises, answers, speaks.
+
+A tick is bounded: it runs the speech detector for all calls in one batch, looks at what the threads have finished, and puts
+together one frame of sound. Recognition, end-of-turn judgement and synthesis run in the workshop's threads, the language
+model in its own, and all of them are functions of the state (:mod:`.work`). So a state is a value: calls fork, go back and
+are saved while something is being computed for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import numpy as np
+import torch
+from msgspec import Meta
+
+from realtime_omni.duplex.spec import DuplexSpec
+from realtime_omni.errors import ArgumentError
+from realtime_omni.kv.capacity import KVSpec
+from realtime_omni.models.base import (
+    Checkpoint,
+    ModelSpec,
+    PackedState,
+    RowOutput,
+    SessionSetup,
+    Step,
+    StepBatch,
+    StepRow,
+)
+from realtime_omni.models.common.packing import fingerprint, unpack_values
+from realtime_omni.models.duplex import DuplexBase, duplex_output, speech_artifact
+from realtime_omni.models.voice.activity import WINDOW, Hearing
+from realtime_omni.models.voice.parts import Parts, load_parts
+from realtime_omni.models.voice.scene import Scene
+from realtime_omni.models.voice.state import MOST_HEARD_MS, MOST_UNTOLD, Facts, Sound, VoiceState
+from realtime_omni.models.voice.weights import VOICE_WHEELS, cache_folder
+from realtime_omni.models.voice.work import Workshop
+
+if TYPE_CHECKING:
+    from realtime_omni.config import Config
+
+_MOST_SAMPLES = int(MOST_HEARD_MS * 16) + 4096
+_LAYOUT = "voice-1"
+
+
+class VoiceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The recipe's ``options``.
+
+    ``weights``: their folder, by default in the user's cache. ``fetch``: get what is missing at the first start.
+    ``threads``: for recognition and synthesis; 0 does everything within the tick, slow and repeatable. ``calls``: answered
+    by the language model at once.
+    """
+
+    weights: str | None = None
+    fetch: bool = True
+    threads: Annotated[int, Meta(ge=0, le=64)] = 2
+    calls: Annotated[int, Meta(ge=1, le=64)] = 4
+
+
+class EmbeddedVoice(DuplexBase):
+    """See the module docstring."""
+
+    def __init__(self, parts: Parts, *, threads: int = 2, now: Callable[[], datetime] = datetime.now) -> None:
+        """``now``: the wall clock in the user's time zone, for who asks what time it is."""
+        self._parts = parts
+        self._workshop = Workshop(threads)
+        self._now = now
+        self._fingerprint = fingerprint(_LAYOUT, *(m.sha256 for w in VOICE_WHEELS for m in w.members))
+        self._duplex = DuplexSpec(
+            frame_ms=80.0,
+            input_rate_hz=16_000,
+            output_rate_hz=24_000,
+            turn_modes=("semantic", "energy", "client", "model"),
+            voices=("heart",),
+            transcribes=True,
+            takes_text=True,
+            takes_requests=True,
+            says=True,
+            text_only=True,
+            isolates=True,
+            takes_tools=True,
+            context_tokens=None if parts.language is None else parts.language.context,
+        )
+        sound_bytes = 4 * _MOST_SAMPLES * (1 + MOST_UNTOLD) + 65_536
+        self._spec = ModelSpec(
+            name="voice",
+            kv=KVSpec.none(frames_per_block=1, model_owned_bytes_per_session=sound_bytes),
+            artifacts=(speech_artifact(self._duplex),),
+            height=0,
+            width=0,
+            fps=12.5,
+            frames_per_block=1,
+            rollback_safe=True,
+            duplex=self._duplex,
+        )
+        self._silence: Sound = np.zeros(self._duplex.output_samples, np.float32)
+        self._silence.setflags(write=False)
+
+    @classmethod
+    def from_config(cls, config: Config) -> EmbeddedVoice:
+        options = config.options_as(VoiceOptions)
+        folder = cache_folder() if options.weights is None else Path(options.weights)
+        parts = load_parts(folder, calls=options.calls, threaded=options.threads > 0, fetching=options.fetch)
+        return cls(parts, threads=options.threads)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    def open(self, setup: SessionSetup) -> VoiceState:
+        return VoiceState(Facts(instructions=setup.prompt))
+
+    def step(self, batch: StepBatch) -> Step:
+        yield Checkpoint("forward", "listen")
+        active = batch.active
+        rows = [batch.rows[number] for number in active]
+        audio = [row.tick.frame.audio for row in rows if row.tick.frame is not None]
+        heard = self._parts.activity.hear([row.state.hearing for row in rows], audio)
+        yield Checkpoint("forward", "speak")
+        wanted = set(batch.active)
+        outputs: dict[int, RowOutput | Exception] = {}
+        for number, row, hearing, probabilities in zip(active, rows, *heard, strict=True):
+            if number in wanted:
+                try:
+                    outputs[number] = self._output(row, hearing, probabilities)
+                except Exception as error:
+                    outputs[number] = error
+        return outputs
+
+    def pack(self, state: VoiceState) -> PackedState:
+        sounds = {
+            "recurrent": state.hearing.recurrent,
+            "context": state.hearing.context,
+            "waiting": state.hearing.waiting,
+        }
+        sounds["heard"] = np.concatenate((*state.heard, np.zeros(0, np.float32)))
+        sounds |= {f"turn.{i}": turn for i, turn in enumerate(state.turns)}
+        tensors = {name: torch.from_numpy(value.copy()) for name, value in sounds.items()}
+        return PackedState(tensors, msgspec.to_builtins(state.facts))
+
+    def unpack(self, packed: PackedState) -> VoiceState:
+        turns = len([name for name in packed.tensors if name.startswith("turn.")])
+        names = ["recurrent", "context", "waiting", "heard", *(f"turn.{i}" for i in range(turns))]
+        facts = unpack_values(packed, Facts, names)
+        sounds = {name: _checked(name, packed.tensors[name]) for name in names}
+        frames, rest = divmod(len(sounds["heard"]), self._duplex.input_samples)
+        if len(facts.untold) != turns or rest or len(sounds["waiting"]) >= WINDOW:
+            raise ArgumentError("the state's sound is not what its facts say", path="state")
+        heard = tuple(np.split(sounds["heard"], frames)) if frames else ()
+        hearing = Hearing(sounds["recurrent"], sounds["context"], sounds["waiting"])
+        return VoiceState(facts, hearing, heard, tuple(sounds[f"turn.{i}"] for i in range(turns)))
+
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def _output(self, row: StepRow, hearing: Hearing, probabilities: tuple[float, ...]) -> RowOutput:
+        frame = row.tick.frame
+        assert frame is not None
+        start_ms = row.tick.chunk_index * self._duplex.frame_ms
+        scene = Scene(row.state, start_ms, self._duplex, self._parts, self._workshop, self._now)
+        for directive in frame.directives:
+            scene.obey(directive)
+        scene.listen(frame.audio, hearing, probabilities)
+        sound = scene.speak()
+        signals = tuple(scene.signals)
+        return duplex_output(self._duplex, row, self._silence if sound is None else sound, signals, scene.state)
+
+
+_SHAPES = {"recurrent": (2, 128), "context": (64,)}
+
+
+def _checked(name: str, tensor: torch.Tensor) -> Sound:
+    """Raises ArgumentError for what :meth:`EmbeddedVoice.pack` would not have made."""
+    expected = _SHAPES.get(name, (tensor.numel(),))
+    if tensor.dtype != torch.float32 or tuple(tensor.shape) != expected or tensor.numel() > _MOST_SAMPLES:
+        raise ArgumentError(f"the state's {name} is {tensor.dtype} {tuple(tensor.shape)}", path="state")
+    if not bool(tensor.isfinite().all()):
+        raise ArgumentError(f"the state's {name} is not finite", path="state")
+    return tensor.numpy().copy()
+
+
+__all__ = ["EmbeddedVoice", "VoiceOptions"]
