@@ -31,6 +31,16 @@ def remove(entries: Entries, name: str) -> Entries:
     return tuple(e for e in entries if e.id != name)
 
 
+def settle(entries: Entries, response: str, text: str, words: tuple[Word, ...]) -> Entries:
+    """With what a response came to; without it when that is nothing."""
+    if not text:
+        return remove(entries, response)
+    text = text[:MOST_CHARS]
+    return tuple(
+        replace(e, text=text, words=words) if e.id == response and e.role == "assistant" else e for e in entries
+    )
+
+
 def cut(entries: Entries, response: str, heard_ms: float) -> Entries:
     """Of that response only the words that began within ``heard_ms`` of sound stay; texts that were not spoken stay whole."""
     return tuple(_heard(e, heard_ms) if e.id == response and e.words else e for e in entries)

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
 import torch
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from realtime_omni.duplex.spec import DuplexSpec
 from realtime_omni.errors import ArgumentError
@@ -39,6 +40,7 @@ from realtime_omni.models.voice.scene import Scene
 from realtime_omni.models.voice.state import MOST_HEARD_MS, MOST_UNTOLD, Facts, Sound, VoiceState
 from realtime_omni.models.voice.weights import VOICE_WHEELS, cache_folder
 from realtime_omni.models.voice.work import Workshop
+from realtime_omni.session.values import canonical_json
 
 if TYPE_CHECKING:
     from realtime_omni.config import Config
@@ -85,7 +87,7 @@ class EmbeddedVoice(DuplexBase):
             takes_tools=True,
             context_tokens=None if parts.language is None else parts.language.context,
         )
-        sound_bytes = 4 * _MOST_SAMPLES * (1 + MOST_UNTOLD) + 65_536
+        sound_bytes = 2 * _MOST_SAMPLES * (1 + MOST_UNTOLD) + 65_536
         self._spec = ModelSpec(
             name="voice",
             kv=KVSpec.none(frames_per_block=1, model_owned_bytes_per_session=sound_bytes),
@@ -132,20 +134,22 @@ class EmbeddedVoice(DuplexBase):
         return outputs
 
     def pack(self, state: VoiceState) -> PackedState:
-        sounds = {
-            "recurrent": state.hearing.recurrent,
-            "context": state.hearing.context,
-            "waiting": state.hearing.waiting,
+        hearing = state.hearing
+        sounds: dict[str, NDArray[Any]] = {
+            "recurrent": hearing.recurrent,
+            "context": hearing.context,
+            "waiting": hearing.waiting,
+            "heard": np.concatenate((*state.heard, np.zeros(0, np.int16))),
         }
-        sounds["heard"] = np.concatenate((*state.heard, np.zeros(0, np.float32)))
         sounds |= {f"turn.{i}": turn for i, turn in enumerate(state.turns)}
-        tensors = {name: torch.from_numpy(value.copy()) for name, value in sounds.items()}
-        return PackedState(tensors, msgspec.to_builtins(state.facts))
+        return PackedState({name: _tensor(sound) for name, sound in sounds.items()}, msgspec.to_builtins(state.facts))
 
     def unpack(self, packed: PackedState) -> VoiceState:
         turns = len([name for name in packed.tensors if name.startswith("turn.")])
         names = ["recurrent", "context", "waiting", "heard", *(f"turn.{i}" for i in range(turns))]
         facts = unpack_values(packed, Facts, names)
+        if canonical_json(msgspec.to_builtins(facts)) != canonical_json(packed.values):
+            raise ArgumentError("the state is not complete", path="state")
         sounds = {name: _checked(name, packed.tensors[name]) for name in names}
         frames, rest = divmod(len(sounds["heard"]), self._duplex.input_samples)
         if len(facts.untold) != turns or rest or len(sounds["waiting"]) >= WINDOW:
@@ -170,17 +174,24 @@ class EmbeddedVoice(DuplexBase):
         return duplex_output(self._duplex, row, self._silence if sound is None else sound, signals, scene.state)
 
 
+def _tensor(sound: NDArray[Any]) -> torch.Tensor:
+    """A copy; an empty one that torch makes of an array has strides that no file can hold."""
+    return torch.empty(sound.shape, dtype=torch.from_numpy(sound).dtype).copy_(torch.from_numpy(sound))
+
+
 _SHAPES = {"recurrent": (2, 128), "context": (64,)}
 
 
-def _checked(name: str, tensor: torch.Tensor) -> Sound:
+def _checked(name: str, tensor: torch.Tensor) -> NDArray[Any]:
     """Raises ArgumentError for what :meth:`EmbeddedVoice.pack` would not have made."""
     expected = _SHAPES.get(name, (tensor.numel(),))
-    if tensor.dtype != torch.float32 or tuple(tensor.shape) != expected or tensor.numel() > _MOST_SAMPLES:
+    dtype = torch.float32 if name in ("recurrent", "context", "waiting") else torch.int16
+    if tensor.dtype != dtype or tuple(tensor.shape) != expected or tensor.numel() > _MOST_SAMPLES:
         raise ArgumentError(f"the state's {name} is {tensor.dtype} {tuple(tensor.shape)}", path="state")
     if not bool(tensor.isfinite().all()):
         raise ArgumentError(f"the state's {name} is not finite", path="state")
-    return tensor.numpy().copy()
+    found: NDArray[Any] = tensor.numpy().copy()
+    return found
 
 
 __all__ = ["EmbeddedVoice", "VoiceOptions"]

@@ -30,6 +30,7 @@ from realtime_omni.models.voice.state import (
     Ears,
     Entry,
     Facts,
+    Kept,
     Response,
     Sound,
     Timer,
@@ -110,7 +111,7 @@ class Scene:
             case Commit():
                 self._commit(self._start_ms, self._start_ms, respond=False)
             case Clear():
-                self._forget(self._start_ms)
+                self._clear()
             case Respond():
                 self._queue(self._requested(directive))
             case Say():
@@ -151,15 +152,13 @@ class Scene:
 
     def _cancel(self, directive: Cancel) -> None:
         response = self._facts.response
-        if directive.response is None:
-            for waiting in self._facts.pending:
-                self.signals += (ResponseStarted(waiting.id), ResponseEnded(waiting.id, "cancelled"))
-            self._set(pending=())
-        elif response is None or response.id != directive.response:
-            return
-        if response is not None:
+        if response is not None and directive.response in (None, response.id):
             heard_ms = response.sounded_ms if directive.heard_ms is None else directive.heard_ms
             self._end(replace(response, words=conversation.heard(response.words, heard_ms)), "cancelled")
+        for waiting in self._facts.pending:
+            if directive.response in (None, waiting.id):
+                self.signals += (ResponseStarted(waiting.id), ResponseEnded(waiting.id, "cancelled"))
+                self._set(pending=tuple(r for r in self._facts.pending if r is not waiting))
 
     # ------------------------------------------------------------------ what it hears
 
@@ -174,10 +173,12 @@ class Scene:
         if ears.utterance is not None and facts.ears.utterance is None:
             self._set(utterances=facts.utterances + 1)
             self.signals.append(SpeechStarted(ears.utterance, ears.began_ms))
-        self.state = with_fields(self.state, hearing=hearing, heard=(*self.state.heard, audio.copy()))
+        self.state = with_fields(
+            self.state, hearing=hearing, heard=(*self.state.heard, (audio * 32767).astype(np.int16))
+        )
         self._set(ears=ears)
         self._shorten()
-        if ears.utterance is not None and self._is_over(ears, detected_ms):
+        if manners.mode != "client" and ears.utterance is not None and self._is_over(ears, detected_ms):
             self.signals.append(SpeechStopped(ears.utterance, ears.last_ms))
             self._commit(ears.last_ms, self._end_ms, respond=manners.respond)
         self._understand()
@@ -193,7 +194,7 @@ class Scene:
             self._speculate(words)
         if manners.mode == "energy":
             return silence_ms >= manners.silence_ms
-        finished = self._workshop.look(("finished", turn.tobytes()), lambda: self._parts.finished(turn), 1.0)
+        finished = self._workshop.look(("finished", turn.tobytes()), lambda: self._parts.finished(_loud(turn)), 1.0)
         return silence_ms >= silence_limit_ms(finished, manners) and words is not None
 
     def _speculate(self, words: str) -> None:
@@ -214,12 +215,12 @@ class Scene:
             self._parts.language.drop(self._facts.guess)
         self._set(guess=None)
 
-    def _words(self, turn: Sound) -> str | None:
-        return self._workshop.look(("words", turn.tobytes()), lambda: self._parts.recognize(turn), "")
+    def _words(self, turn: Kept) -> str | None:
+        return self._workshop.look(("words", turn.tobytes()), lambda: self._parts.recognize(_loud(turn)), "")
 
-    def _heard_until(self, ears: Ears, until_ms: float) -> Sound:
+    def _heard_until(self, ears: Ears, until_ms: float) -> Kept:
         samples = int((until_ms - ears.heard_from_ms) / 1000 * RATE)
-        return np.concatenate((*self.state.heard, np.zeros(0, np.float32)))[:samples]
+        return np.concatenate((*self.state.heard, np.zeros(0, np.int16)))[:samples]
 
     def _shorten(self) -> None:
         """Before speech only a little is kept, during it at most half a minute."""
@@ -243,13 +244,15 @@ class Scene:
         self.signals.append(TurnCommitted(name, min(start_ms, end_ms), end_ms))
         turn = self._heard_until(ears, end_ms + (ASK_MS if ears.utterance is not None else 0.0))
         untold = Untold(name, min(start_ms, end_ms), end_ms, ears.voiced, respond)
-        self.state = with_fields(self.state, turns=(*self.state.turns, turn))
-        self._set(untold=(*self._facts.untold, untold), quiet_from_ms=self._end_ms)
-        self._forget(next_ms)
+        self.state = with_fields(self.state, turns=(*self.state.turns, turn), heard=())
+        untold_now = (*self._facts.untold, untold)
+        self._set(untold=untold_now, quiet_from_ms=self._end_ms, ears=Ears(heard_from_ms=next_ms))
 
-    def _forget(self, from_ms: float) -> None:
+    def _clear(self) -> None:
+        """An utterance that is under way goes on, without what was heard of it."""
+        ears = self._facts.ears
         self.state = with_fields(self.state, heard=())
-        self._set(ears=Ears(heard_from_ms=from_ms))
+        self._set(ears=replace(ears, heard_from_ms=self._start_ms, began_ms=self._start_ms, voiced=0))
 
     def _understand(self) -> None:
         """Turns whose words are known now, in order."""
@@ -291,6 +294,8 @@ class Scene:
             first, *rest = self._facts.pending
             self._set(response=first, pending=tuple(rest))
             self.signals.append(ResponseStarted(first.id))
+            if not self._undecided(first):
+                self._hold_place(first)
         if self._facts.response is not None and self._undecided(self._facts.response):
             self._decide()
         response = self._facts.response
@@ -299,6 +304,11 @@ class Scene:
     @staticmethod
     def _undecided(response: Response) -> bool:
         return response.said is None and response.prompt is None
+
+    def _hold_place(self, response: Response) -> None:
+        """In the conversation: what is said while it sounds comes after it."""
+        if response.remember:
+            self._add(Entry(response.id, "assistant", ""))
 
     def _decide(self) -> None:
         """What a response says, once everything that was said before is known."""
@@ -312,6 +322,7 @@ class Scene:
             decision = self._ask(response, entries)
         if decision.prompt != self._facts.guess:
             self._drop_guess()
+        self._hold_place(response)
         self._set(guess=None, response=replace(response, said=decision.said, prompt=decision.prompt))
         if decision.timer is not None and len(self._facts.timers) < MOST_TIMERS:
             timer = Timer(self._end_ms + decision.timer.seconds * 1000, decision.timer.alarm)
@@ -374,9 +385,9 @@ class Scene:
         usage = Usage(input_text=len(response.prompt or ()), output_text=response.tokens, output_audio=frames)
         self.signals.append(ResponseEnded(response.id, reason, usage))
         self._set(response=None, quiet_from_ms=self._end_ms)
-        if response.remember and said:
+        if response.remember:
             words = response.words if response.sounded_ms else ()
-            self._add(Entry(response.id, "assistant", said, words=words))
+            self._set(entries=conversation.settle(self._facts.entries, response.id, said, words))
             self._prepare()
 
     def _prepare(self) -> None:
@@ -401,3 +412,7 @@ class Scene:
     def _name_response(self) -> str:
         self._set(responses=self._facts.responses + 1)
         return f"r{self._facts.responses}"
+
+
+def _loud(kept: Kept) -> Sound:
+    return kept.astype(np.float32) / np.float32(32768)

@@ -18,10 +18,12 @@ from realtime_omni.models.voice.activity import SILENCE, Hearing
 Number = Annotated[int, Meta(ge=0)]
 Ms = Annotated[float, Meta(ge=0)]
 Sound = NDArray[np.float32]
+Kept = NDArray[np.int16]
+"""Sound that is remembered: half the bytes."""
 
 MOST_ENTRIES = 64
 MOST_PENDING = 8
-MOST_UNTOLD = 4
+MOST_UNTOLD = 2
 MOST_TIMERS = 16
 MOST_HEARD_MS = 30_000.0
 """Of one turn; the beginning of a longer one is forgotten."""
@@ -149,5 +151,5 @@ class VoiceState:
 
     facts: Facts
     hearing: Hearing = SILENCE
-    heard: tuple[Sound, ...] = ()
-    turns: tuple[Sound, ...] = ()
+    heard: tuple[Kept, ...] = ()
+    turns: tuple[Kept, ...] = ()
