@@ -134,11 +134,13 @@ class Sockets:
         return Answer(answer["actions"], stages)
 
     def _server_stages(self, robot: int, timing: Mapping[str, float]) -> dict[str, float]:
-        """What the server says of this call. ``share`` and ``rest`` are of the call before, whose total it knows only now: the
-        stages' sum over that total, and what they leave of it. openpi's server says no stages."""
+        """What the server says of this call. ``send``, ``share`` and ``rest`` are of the call before, which it knows only now:
+        the last stage, the stages' sum over the total, and what they leave of it. openpi's server says no stages."""
         stages = {name: timing[name] for name in SERVER_STAGES if name in timing}
         if "prev_total_ms" in timing and self._inside.get(robot):
-            stages["share"] = self._inside[robot] / timing["prev_total_ms"]
-            stages["rest"] = timing["prev_total_ms"] - self._inside[robot]
+            inside = self._inside[robot] + timing["prev_send_ms"]
+            stages["send"] = timing["prev_send_ms"]
+            stages["share"] = inside / timing["prev_total_ms"]
+            stages["rest"] = timing["prev_total_ms"] - inside
         self._inside[robot] = sum(timing.get(name, 0.0) for name in SERVER_STAGES)
         return stages

@@ -10,6 +10,7 @@ Definitions (milliseconds):
 - ``deadline_misses``: chunks that came later than one period after their observation was due.
 - ``stages_ms``: p50 of each: ``client`` packs and unpacks; ``wire`` is what is left of the way there and back beside the
   server's own stages, which are as it reports them (``queue``, ``decode``, ``images``, ``prefix``, ``denoise``, ``encode``).
+  ``send`` hands the reply to the socket, while the client begins to read: a part of the server's total, and of ``wire``.
 - ``sum_of_stages``: the server's stages of a call over the total that it measured of the same call, p50; ``valid`` needs it
   within 5 %, or 0.2 ms where a call takes hardly longer. In process: the model's stages and the wait over the time of the call.
 - ``ratio_to_stock``: one robot, the null policy without a pause: p50 of our round trip over that of openpi's server, both
@@ -173,7 +174,7 @@ def stages(got: Load) -> tuple[dict[str, float | None], float | None, float]:
     own = [sum(parts) for parts in zip(*(measured[name] for name in SERVER_STAGES), strict=True)]
     wire = [way - inside for way, inside in zip(measured["there_and_back"], own, strict=True)]
     shown = {"client": percentile(measured["client"], 0.5), "wire": percentile(wire, 0.5)}
-    shown |= {name: percentile(measured[name], 0.5) for name in SERVER_STAGES}
+    shown |= {name: percentile(measured[name], 0.5) for name in (*SERVER_STAGES, "send")}
     return shown, percentile(measured["share"], 0.5), median(measured["rest"] or [0.0])
 
 

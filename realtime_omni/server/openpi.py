@@ -200,7 +200,8 @@ class PolicyConnection:
         self._session: str | None = None
         self._requests: asyncio.Queue[tuple[str | bytes, float]] = asyncio.Queue(MAX_AHEAD)
         self._last: tuple[PolicyError, PolicyClose] | None = None
-        self._total_ms: float | None = None
+        self._before: dict[str, float] = {}
+        """What only the next reply can tell of one: ``prev_send_ms``, ``prev_total_ms``."""
 
     async def run(self) -> None:
         """Serve to the end. Leaves no task and no session."""
@@ -266,12 +267,13 @@ class PolicyConnection:
                 await self._leave()
             await self._send(self.side.fail(fault))
             return
-        timing["encode"] = (time.perf_counter() - encoded_s) * 1000
-        if self._total_ms is not None:
-            timing["prev_total_ms"] = self._total_ms
+        ready_s = time.perf_counter()
+        timing["encode"] = (ready_s - encoded_s) * 1000
+        timing |= self._before
         await self._send(self.side.answer(encoded, timing))
+        sent_s = time.perf_counter()
+        self._before = {"prev_send_ms": (sent_s - ready_s) * 1000, "prev_total_ms": (sent_s - received_s) * 1000}
         self._hub.answered(self.side.row.value, timing)
-        self._total_ms = (time.perf_counter() - received_s) * 1000
 
     async def _compute(
         self, session: str, command: Infer, observation: Observation, timing: dict[str, float]

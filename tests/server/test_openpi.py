@@ -61,9 +61,11 @@ async def test_openpis_reply_tells_every_stage_and_the_total_of_the_call_before(
         await robot.connect()
         first, second = await robot.infer(observation()), await robot.infer(observation())
         assert first["server_timing"].keys() == STAGES
-        assert second["server_timing"].keys() == STAGES | {"prev_total_ms"}
+        assert second["server_timing"].keys() == STAGES | {"prev_send_ms", "prev_total_ms"}
         assert second["policy_timing"].keys() == {"infer_ms"}
         timing = second["server_timing"]
+        inside_ms = sum(first["server_timing"][stage] for stage in STAGES - {"infer_ms"})
+        assert inside_ms + timing["prev_send_ms"] <= timing["prev_total_ms"]
         assert all(value >= 0 for value in timing.values())
         assert timing["images"] + timing["prefix"] + timing["denoise"] == pytest.approx(timing["infer_ms"])
 
