@@ -93,7 +93,8 @@ def yaw_scores(simulator: Simulator, clips: Clips, ours: Tensor, per: int, last_
     a block's turn is its match minus that of the block before. Blocks that turn less than 10
     degrees are left out.
     """
-    device, small = ours.device, Simulator(64, ours.device, supersample=2)
+    device, side = ours.device, min(64, ours.shape[-1])
+    small = Simulator(side, device, supersample=2)
     offsets = torch.arange(-reach, reach + 1, device=device) * math.radians(1.5)
     clips_count, found = len(ours), [torch.zeros(len(ours), device=device)]
     for block in range(1, last_block + 1):
@@ -105,8 +106,8 @@ def yaw_scores(simulator: Simulator, clips: Clips, ours: Tensor, per: int, last_
             small.picture(clips.maps.rows(row[part]), clips.place[row[part], frame], pose[part])
             for part in torch.arange(len(row), device=device).split(8 if device.type == "cpu" else 512)
         ]
-        candidates = torch.cat(renders).view(clips_count, len(offsets), 3, 64, 64) * 2 - 1
-        shown = functional.avg_pool2d(ours[:, frame], ours.shape[-1] // 64)
+        candidates = torch.cat(renders).view(clips_count, len(offsets), 3, side, side) * 2 - 1
+        shown = functional.avg_pool2d(ours[:, frame], ours.shape[-1] // side)
         best = (candidates - shown[:, None]).square().mean((2, 3, 4)).argmin(1)
         found.append(offsets[best])
     errors, signs = [], []
