@@ -144,7 +144,7 @@ pytest: install $(STAMPS)/robots.done $(STAMPS)/chromium $(STAMPS)/node
 
 # Whole conversations with unmodified clients.
 conformance: install $(VOICE_CLIENTS)
-	$(BIN)/python -m pytest $(VOICES) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(VOICES) tests/conformance/live $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) $(STAMPS) $(WEB)/node_modules

@@ -1,0 +1,66 @@
+"""LiveKit's GPTLiveModel, without a room, against our server: python talk_livekit.py BASE_URL."""
+
+import asyncio
+import json
+import math
+import os
+import sys
+import time
+
+import aiohttp
+import numpy as np
+from livekit import rtc
+from livekit.plugins import openai
+
+os.environ.setdefault("OPENAI_API_KEY", "-")
+
+
+async def main(base_url: str) -> dict:
+    texts, heard, errors, sent = [], [], [], 0
+    async with aiohttp.ClientSession() as http:
+        model = openai.realtime.GPTLiveModel(delegation="client", base_url=base_url, http_session=http)
+        session = model.session()
+        session.on("transcript_delta", lambda event: texts.append(event.text))
+        session.on("input_audio_transcription_completed", lambda event: heard.append(event.transcript))
+        session.on("error", lambda event: errors.append(str(event)))
+        await session._update_session(instructions="Be brief.")
+        samples = 0
+
+        async def listen() -> None:
+            nonlocal samples
+            async for frame in session.audio_stream:
+                samples += frame.frame.samples_per_channel
+
+        listening = asyncio.create_task(listen())
+        tone = (9000 * np.sin(np.arange(480) * 2 * math.pi * 220 / 24_000)).astype("<i2").tobytes()
+
+        async def push(data: bytes, seconds: float) -> None:
+            nonlocal sent
+            began = time.monotonic()
+            for number in range(int(seconds * 50)):
+                session.push_audio(rtc.AudioFrame(data, 24_000, 1, 480))
+                sent += 480
+                await asyncio.sleep(max(0.0, began + (number + 1) / 50 - time.monotonic()))
+
+        await push(bytes(960), 1.0)
+        session.append_commentary("Greet them.")
+        await push(bytes(960), 2.0)
+        greeting = "".join(texts)
+        await push(tone, 1.0)
+        await push(bytes(960), 2.0)
+        answer = "".join(texts)[len(greeting) :]
+        session_id = session.session_id
+        await session.aclose()
+        listening.cancel()
+    return {
+        "greeting": greeting,
+        "answer": answer,
+        "heard": heard[-1] if heard else None,
+        "sent_s": sent / 24_000,
+        "received_s": samples / 24_000,
+        "session": bool(session_id),
+        "errors": errors,
+    }
+
+
+print(json.dumps(asyncio.run(main(sys.argv[1]))))

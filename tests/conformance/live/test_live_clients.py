@@ -1,0 +1,86 @@
+"""Unmodified clients of the Live protocol: their types accept every event, and they hold conversations with the puppet."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.realtime.clients import Group, need, run
+from protocols.live.drive import Driver, random_steps
+from protocols.live.make_vectors import SESSIONS
+from realtime_omni.call import Calls
+from realtime_omni.config import load
+from realtime_omni.manager import SessionManager
+from realtime_omni.server.app import create_app
+from realtime_omni.server.run import bind, running
+from realtime_omni.server.settings import ServerSettings
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SESSIONS_DRIVEN = 400
+
+
+@asynccontextmanager
+async def served(*overrides: str) -> AsyncIterator[str]:
+    """The puppet on a port of its own, with the real clock; yields the base URL of OpenAI's clients."""
+    settings = ServerSettings(port=0)
+    with bind(settings) as listener:
+        async with SessionManager(config=load("puppet", {}, list(overrides))) as manager, Calls(manager) as calls:
+            async with running(create_app(manager, settings, calls=calls), settings, listener) as url:
+                yield f"{url}/v1"
+
+
+async def talk(group: Group, script: str, *overrides: str) -> Any:
+    need(group)
+    async with served(*overrides) as url:
+        return await asyncio.to_thread(run, group, str(SCRIPTS / script), url, timeout_s=90)
+
+
+def test_openai_types_accept_every_event(tmp_path: Path) -> None:
+    """Random sessions and the golden vectors; strictly, and without a field that the types do not know."""
+    need("openai")
+    events = [event for seed in range(SESSIONS_DRIVEN) for event in Driver().run(random_steps(seed)).events]
+    told = [step["expect"] for vector in SESSIONS for step in vector["steps"]]
+    events += [expect["event"] for expects in told for expect in expects if "event" in expect]
+    for event in events:
+        event.get("error", {}).setdefault("message", "")
+    file = tmp_path / "events.jsonl"
+    file.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+    result = run("openai", str(SCRIPTS / "validate_live.py"), str(file))
+    assert result["failed"] == 0, result["first"]
+    assert len(result["seen"]) == 18
+    assert sum(result["seen"].values()) == len(events) > 10_000
+
+
+async def test_openai_holds_a_conversation() -> None:
+    result = await talk("openai", "talk_openai.py")
+    assert result.pop("seconds") == pytest.approx(result["heard_s"], abs=1.1)
+    assert result.pop("heard_s") > 9
+    assert result.pop("sideband")["reflected_input"] > 20
+    assert result == {
+        "started": "start",
+        "ack": "greet",
+        "greeting": "Hello there.",
+        "two_turns": "Hello there. I hear you.",
+        "muted": "Hello there. I hear you.",
+        "fixture": "fixture",
+        "fork": "Please go on.",
+        "updated": 9,
+        "closed": ["close_requested", "close"],
+        "errors": [],
+    }
+
+
+async def test_livekit_holds_a_conversation() -> None:
+    result = await talk("openai", "talk_livekit.py")
+    assert result["greeting"] == "I hear you."
+    assert result["answer"] == " Please go on."
+    assert "seconds of sound" in result["heard"]
+    assert abs(result["received_s"] - result["sent_s"]) < 0.5
+    assert result["session"]
+    assert result["errors"] == []
