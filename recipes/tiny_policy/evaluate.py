@@ -19,7 +19,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from realtime_omni.rtc.previous import Previous
 from recipes.tiny_policy import expert
 from recipes.tiny_policy.policy import Request, Statistics, chunks, inputs_of, look
 from recipes.tiny_policy.shape import EXECUTED, HORIZON
-from recipes.tiny_policy.sockets import SocketRobots
 from recipes.tiny_policy.table import ACTION_DIM, EPISODE_TICKS, TASKS, Scene, new_scenes, step, succeeded
 
 Z95 = 1.959964  # of the normal distribution, two-sided
@@ -42,6 +41,23 @@ Z95 = 1.959964  # of the normal distribution, two-sided
 
 Ask = Callable[[Request], Tensor]
 """A request to a chunk [B, H, 3] in robot units."""
+
+SEED = 1_000_003
+"""Of scenes and noise; training never draws these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What one run of episodes is done under. ``tasks``: the episodes are spread evenly over these."""
+
+    episodes: int = 60 * len(TASKS)
+    delay: int = 0
+    rtc: Mode = Mode.NONE
+    instruction: str = "own"
+    cameras: str = "as they are"
+    policy: str = "checkpoint"
+    tasks: tuple[int, ...] = tuple(range(len(TASKS)))
+    seed: int = SEED
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +73,10 @@ class Outcome:
 def run(scene: Scene, ask: Ask, *, delay: int, generator: torch.Generator, scale: Tensor) -> Outcome:
     """Every scene until it has succeeded or ``EPISODE_TICKS`` have passed. ``scale`` [2]: the unit of jumps, m/s.
 
-    Raises ValueError when the old chunk would end before the new one arrives."""
-    if not 0 <= delay <= HORIZON - EXECUTED:
-        raise ValueError(f"a delay of 0 to {HORIZON - EXECUTED} ticks is bridged by a chunk of {HORIZON}, not {delay}")
+    Raises ValueError when the old chunk would end before the new one arrives, or another be asked for before."""
+    longest = min(EXECUTED, HORIZON - EXECUTED)
+    if not 0 <= delay <= longest:
+        raise ValueError(f"a delay of 0 to {longest} ticks is bridged by a chunk of {HORIZON}, not {delay}")
     rows, device = len(scene), scene.task.device
     success = torch.zeros(rows, dtype=torch.bool, device=device)
     ticks = torch.full((rows,), EPISODE_TICKS, device=device)
@@ -70,17 +87,21 @@ def run(scene: Scene, ask: Ask, *, delay: int, generator: torch.Generator, scale
 
     # The robot stands still until its first chunk is there.
     current, start = ask(Request(scene, nothing_left(rows, device), delay, noise())), 0
-    asked, arrives = 0, -1
+    asked = 0
     coming: Tensor | None = None
     before: Tensor | None = None
     for tick in range(EPISODE_TICKS):
-        if tick - asked == EXECUTED:
-            coming = ask(Request(scene, current[:, tick - start :], delay, noise()))
-            asked, arrives = tick, tick + delay
-        switched = coming is not None and tick == arrives
-        if switched:
-            assert coming is not None
+        # A chunk that is due takes its place before the next is asked for.
+        switched = coming is not None and tick == asked + delay
+        if coming is not None and switched:
             current, start, coming = coming, asked, None
+        if tick - asked == EXECUTED:
+            chunk = ask(Request(scene, current[:, tick - start :], delay, noise()))
+            asked = tick
+            if delay:
+                coming = chunk
+            else:
+                current, start, switched = chunk, tick, True
         action = current[:, tick - start]
         if switched and before is not None:
             jumps.append(((action - before)[:, :2] / scale).norm(dim=1)[~success])
@@ -112,6 +133,19 @@ def network_policy(
         return statistics.robot_actions(chunks(network, inputs, request.noise, rule))
 
     return ask
+
+
+def compared(ask: Ask, delay: int, squares: list[Tensor]) -> Ask:
+    """``ask`` itself, which leaves in ``squares`` how far the motion of each chunk's executed actions is from the expert's:
+    squared errors [B] in (m/s)^2. A beginning that is given counts as far as it differs from what the expert would do."""
+
+    def both(request: Request) -> Tensor:
+        chunk = ask(request)
+        error = (chunk - expert.chunk(request.scene, HORIZON))[:, delay : delay + EXECUTED, :2]
+        squares.append(error.square().sum(dim=-1).mean(dim=1))
+        return chunk
+
+    return both
 
 
 def expert_policy(request: Request) -> Tensor:
@@ -166,41 +200,52 @@ def report(scene: Scene, outcome: Outcome, conditions: dict[str, Any]) -> dict[s
     }
 
 
+def measure(
+    network: Pi0Network, statistics: Statistics, asked: Conditions, *, url: str | None = None, ask: Ask | None = None
+) -> dict[str, Any]:
+    """The report of one run: of the network in this process, of a server at ``url`` that owns the weights, or of ``ask``."""
+    device = statistics.action_std.device
+    generator = torch.Generator(device=device).manual_seed(asked.seed)
+    task = torch.tensor(asked.tasks, device=device).repeat(-(-asked.episodes // len(asked.tasks)))[: asked.episodes]
+    scene = new_scenes(asked.episodes, generator, task)
+    # Of its own: the noise of a run does not depend on whether words were shuffled.
+    shuffling = torch.Generator(device=device).manual_seed(asked.seed)
+    words = shuffled(task, shuffling) if asked.instruction == "shuffled" else task
+
+    def episodes(ask: Ask) -> Outcome:
+        return run(scene, ask, delay=asked.delay, generator=generator, scale=statistics.action_std[:2])
+
+    if url is not None:
+        from recipes.tiny_policy.sockets import SocketRobots
+
+        with SocketRobots(url, len(task), words, asked.seed, network.shape.image_size, asked.cameras) as robots:
+            outcome = episodes(robots.ask)
+    else:
+        here = ask or network_policy(network, statistics, asked.rtc, cameras=asked.cameras, task=words)
+        outcome = episodes({"expert": expert_policy, "random": random_policy}.get(asked.policy, here))
+    conditions = {name: getattr(asked, name) for name in ("delay", "rtc", "instruction", "cameras", "policy", "seed")}
+    return report(scene, outcome, {**conditions, "over": "socket" if url else device.type})
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipes.tiny_policy.evaluate", description=__doc__)
     parser.add_argument("folder", type=Path, help="the checkpoint")
-    parser.add_argument("--episodes", type=int, default=60 * len(TASKS), help="spread evenly over the tasks")
-    parser.add_argument("--seed", type=int, default=1_000_003, help="of scenes and noise; training never draws these")
+    parser.add_argument("--episodes", type=int, default=Conditions.episodes, help="spread evenly over the tasks")
+    parser.add_argument("--seed", type=int, default=SEED, help="of scenes and noise; training never draws these")
     parser.add_argument("--delay", type=int, default=0, help="ticks between an observation and its chunk")
     parser.add_argument("--rtc", type=Mode, default=Mode.NONE, choices=[m for m in Mode if m is not Mode.ENSEMBLE])
     parser.add_argument("--instruction", choices=("own", "shuffled"), default="own")
     parser.add_argument("--cameras", choices=("as they are", "blank"), default="as they are")
     parser.add_argument("--policy", choices=("checkpoint", "expert", "random"), default="checkpoint")
-    parser.add_argument("--tasks", type=int, nargs="+", default=list(range(len(TASKS))))
+    parser.add_argument("--tasks", type=int, nargs="+", default=Conditions.tasks)
     parser.add_argument(
         "--url", help="robots over a socket; the server then owns the weights and --rtc says what it runs"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object and nothing else")
     args = parser.parse_args(argv)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    generator = torch.Generator(device=device).manual_seed(args.seed)
-    task = torch.tensor(args.tasks, device=device).repeat(-(-args.episodes // len(args.tasks)))[: args.episodes]
-    scene = new_scenes(args.episodes, generator, task)
-    network, statistics = load(args.folder, device)
-    scale = statistics.action_std[:2]
-    # Of its own: the noise of a run does not depend on whether words were shuffled.
-    shuffling = torch.Generator(device=device).manual_seed(args.seed)
-    words = shuffled(task, shuffling) if args.instruction == "shuffled" else None
-    if args.url is not None:
-        names = task if words is None else words
-        with SocketRobots(args.url, args.episodes, names, args.seed, network.shape.image_size, args.cameras) as robots:
-            outcome = run(scene, robots.ask, delay=args.delay, generator=generator, scale=scale)
-    else:
-        asked = network_policy(network, statistics, args.rtc, cameras=args.cameras, task=words)
-        ask = {"expert": expert_policy, "random": random_policy}.get(args.policy, asked)
-        outcome = run(scene, ask, delay=args.delay, generator=generator, scale=scale)
-    conditions = {name: getattr(args, name) for name in ("delay", "rtc", "instruction", "cameras", "policy", "seed")}
-    told = report(scene, outcome, {**conditions, "rtc": str(args.rtc), "over": "socket" if args.url else device.type})
+    network, statistics = load(args.folder, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    asked = {name: getattr(args, name) for name in (f.name for f in fields(Conditions))}
+    told = measure(network, statistics, Conditions(**{**asked, "tasks": tuple(args.tasks)}), url=args.url)
     sys.stdout.write(json.dumps(told, indent=None if args.json else 2) + "\n")
     return 0
 

@@ -1,7 +1,9 @@
 """The scripted expert: what to do in any scene, by looking at the poses. It has no memory, so it can take over anywhere.
 
 Owns: the way to solve each task. A closed gripper is its only sign of intent: closed and empty it is pushing, closed on the
-task's block it is carrying, closed on anything else it lets go. Shape legend: B scenes, H actions.
+task's block it is carrying, closed on anything else it lets go. It speeds up and slows down gently, as arms have to.
+
+Shape legend: B scenes, H actions.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from recipes.tiny_policy.table import (
     task_columns,
 )
 
-GAIN = 0.7  # of the way that one tick goes, once near
-AT = 0.008  # m, near enough to close or to open
+GAIN = 0.35  # of the way that one tick goes, once near
+RAMP = 0.14  # m/s, most change of the velocity in a tick: from MAX_SPEED the GAIN brakes no harder
+AT = 0.010  # m, near enough to close or to open
 PUSH_SPEED = 0.16  # m/s
 BEHIND = 0.135  # m from the T's centre where the finger comes down: outside of it whatever its angle
 STEP_BACK = 0.075  # m further, where a block is in the way: closing over it would grasp it
@@ -37,8 +40,9 @@ def act(scene: Scene) -> Tensor:
     """The expert's action [B, 3]."""
     kind, _, _ = task_columns(scene)
     action = torch.where((kind == PUSH)[:, None], _push(scene), _pick_and_place(scene))
-    lets_go = torch.zeros_like(action)
-    return torch.where(_finished(scene, kind)[:, None], lets_go, action)
+    action = torch.where(_finished(scene, kind)[:, None], torch.zeros_like(action), action)
+    velocity = scene.velocity + limited(action[:, :2] - scene.velocity, RAMP)
+    return torch.cat((velocity, action[:, 2:]), dim=1)
 
 
 def chunk(scene: Scene, horizon: int) -> Tensor:
@@ -59,6 +63,11 @@ def _towards(scene: Scene, target: Tensor, speed: float = MAX_SPEED) -> Tensor:
     return limited((target - scene.tool) * (GAIN / TICK_S), speed)
 
 
+def _stops_at(scene: Scene, target: Tensor) -> Tensor:
+    """bool [B]: the gripper is there and slow enough to stop within the tick."""
+    return ((target - scene.tool).norm(dim=1) < AT) & (scene.velocity.norm(dim=1) <= RAMP)
+
+
 def _with_gripper(velocity: Tensor, closed: Tensor) -> Tensor:
     return torch.cat((velocity, closed.to(velocity.dtype)[:, None]), dim=1)
 
@@ -71,7 +80,7 @@ def _pick_and_place(scene: Scene) -> Tensor:
     carrying = scene.held == body
     # It is the block that has to arrive; the gripper may hold it off its centre.
     target = torch.where(carrying[:, None], scene.tool + place - block, block)
-    there = (target - scene.tool).norm(dim=1) < AT
+    there = _stops_at(scene, target)
     closed = torch.where(carrying, ~there, there & ~scene.closed)
     blocked = scene.closed & ~carrying
     velocity = torch.where((blocked | there)[:, None], torch.zeros_like(target), _towards(scene, target))
@@ -90,7 +99,7 @@ def _push(scene: Scene) -> Tensor:
     start = plate - along * BEHIND
     occupied = (scene.bodies[:, 1:, :2] - start[:, None]).norm(dim=2).amin(dim=1) < GRASP + 0.005
     start = (start - along * (occupied * STEP_BACK)[:, None]).clamp(-REACH, REACH)
-    down = (start - scene.tool).norm(dim=1) < AT
+    down = _stops_at(scene, start)
     # The line is met again over about 3 cm, and the last centimetres go slower.
     speed = (distance * 2.5).clamp(0.05, PUSH_SPEED)
     heading = along - across * (beside / 0.03).clamp(-1, 1)

@@ -60,11 +60,12 @@ INSTRUCTIONS = tuple(task[0] for task in TASKS)
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """``tool`` [B, 2] m; ``closed`` [B] bool; ``held`` and ``last`` [B] long: the body in the gripper, and the one that was
-    there last (it lies on top), -1 for none; ``bodies`` [B, N, 3] m, m, rad; ``trays`` [B, 2, 2] and ``goal`` [B, 2] m;
-    ``task`` [B] long, an index of ``TASKS``."""
+    """``tool`` [B, 2] m, ``velocity`` [B, 2] m/s in the last tick; ``closed`` [B] bool; ``held`` and ``last`` [B] long: the
+    body in the gripper, and the one that was there last (it lies on top), -1 for none; ``bodies`` [B, N, 3] m, m, rad;
+    ``trays`` [B, 2, 2] and ``goal`` [B, 2] m; ``task`` [B] long, an index of ``TASKS``."""
 
     tool: Tensor
+    velocity: Tensor
     closed: Tensor
     held: Tensor
     last: Tensor
@@ -97,12 +98,13 @@ class Scene:
 
 
 def state_of(scene: Scene) -> Tensor:
-    """What the robot feels [B, 3]: gripper x, y (m) and how far its jaws are apart (1 open, 0.5 on a block, 0 closed)."""
+    """What the robot feels [B, 5]: gripper x, y (m), its velocity (m/s), and how far its jaws are apart (1 open, 0.5 on a
+    block, 0 closed)."""
     opening = torch.where(scene.closed, torch.where(scene.held >= 0, 0.5, 0.0), 1.0)
-    return torch.cat((scene.tool, opening[:, None]), dim=1)
+    return torch.cat((scene.tool, scene.velocity, opening[:, None]), dim=1)
 
 
-STATE_DIM, ACTION_DIM = 3, 3
+STATE_DIM, ACTION_DIM = 5, 3
 
 
 def step(scene: Scene, action: Tensor) -> Scene:
@@ -121,7 +123,7 @@ def step(scene: Scene, action: Tensor) -> Scene:
     grasped = _under(bodies, tool, scene.last)
     held = torch.where(closing, torch.where(scene.closed, scene.held, grasped), -1)
     last = torch.where(held >= 0, held, scene.last)
-    return replace(scene, tool=tool, closed=closing, held=held, last=last, bodies=bodies)
+    return replace(scene, tool=tool, velocity=velocity, closed=closing, held=held, last=last, bodies=bodies)
 
 
 def limited(velocity: Tensor, speed: float) -> Tensor:
@@ -222,6 +224,7 @@ def new_scenes(count: int, generator: torch.Generator, task: Tensor | None = Non
     nothing = torch.full((count,), -1, device=device)
     return Scene(
         tool=torch.stack((uniform(-0.4, 0.4), uniform(-0.4, 0.4)), dim=-1),
+        velocity=torch.zeros(count, 2, device=device),
         closed=torch.zeros(count, dtype=torch.bool, device=device),
         held=nothing,
         last=nothing,

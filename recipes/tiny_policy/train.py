@@ -19,20 +19,24 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional
 
 from realtime_omni.models.pi0.network import Pi0Network
-from recipes.tiny_policy import checkpoint
-from recipes.tiny_policy.data import Collector, Pool
+from realtime_omni.rtc.modes import Mode
+from realtime_omni.rtc.rules import TrainedPrefix
+from recipes.tiny_policy import checkpoint, results
+from recipes.tiny_policy.data import Collector, Observed, Pool
+from recipes.tiny_policy.evaluate import Conditions, compared, measure, network_policy
 from recipes.tiny_policy.pictures import pictures
 from recipes.tiny_policy.policy import FlowLoss, Statistics, chunks, inputs_of, look
 from recipes.tiny_policy.shape import HORIZON, SHIPPED, TRY, network_config
-from recipes.tiny_policy.table import ACTION_DIM, TASKS, Scene, state_of
+from recipes.tiny_policy.table import ACTION_DIM, TASKS, state_of
 from recipes.tiny_world.optimizer import Muon
 from recipes.tiny_world.train import Team, set_lr
 
 EMA = 0.9995
-SAVE_EVERY_S = 120.0
 DAGGER_SHARE = 0.5  # of new episodes, once the policy leads
+WATCHED_DELAY = 4
 LARGEST_LED = 2048  # rows of one call of the policy while robots are led
 
 
@@ -79,6 +83,8 @@ class Run:
         torch.save(kept, self.state / "checkpoint.part")
         os.replace(self.state / "checkpoint.part", self.state / "checkpoint.pt")
         checkpoint.write(self.out / "model", self.ema, self.statistics, self.geometry)
+        if self.args.results:
+            results.pack(self.out / "model", Path(self.args.results) / "model.tar")
         with (self.out / "loss.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([("step", "seconds", "name", "value"), *self.rows])
 
@@ -101,17 +107,33 @@ class Run:
         torch._foreach_lerp_(list(self.ema.values()), [now[name].detach() for name in self.ema], 1 - decay)
 
     @torch.no_grad()
-    def act(self, scene: Scene) -> Tensor:
+    def act(self, seen: Observed) -> Tensor:
         """Chunks of the averaged weights, in robot units: the policy as it will be shipped."""
         assert self.statistics is not None
         parts = []
-        for first in range(0, len(scene), LARGEST_LED):
-            part = scene[first : first + LARGEST_LED]
-            inputs = inputs_of(part, look(part, self.geometry.vision.image_size), self.statistics)
-            noise = torch.randn(len(part), HORIZON, ACTION_DIM, device=self.team.device)
+        for first in range(0, len(seen.given), LARGEST_LED):
+            rows = slice(first, first + LARGEST_LED)
+            scene, left = seen.scene[rows], self.statistics.model_actions(seen.left[rows])
+            inputs = inputs_of(scene, look(scene, self.geometry.vision.image_size), self.statistics)
+            noise = torch.randn(len(scene), HORIZON, ACTION_DIM, device=self.team.device)
+            rule = TrainedPrefix(functional.pad(left, (0, 0, 0, HORIZON - left.shape[1])), seen.given[rows])
             with autocast(self.team.device):
-                parts.append(chunks(self.led_by, inputs, noise))
+                parts.append(chunks(self.led_by, inputs, noise, rule))
         return self.statistics.robot_actions(torch.cat(parts).float())
+
+    @torch.no_grad()
+    def watch(self) -> None:
+        """How the averaged weights do on a few held-out episodes: success at no delay and at one, distance to the expert."""
+        if self.team.rank or self.statistics is None or not self.args.watched:
+            return
+        self.refresh_leader()
+        for delay, rtc in ((0, Mode.NONE), (WATCHED_DELAY, Mode.TRAINED)):
+            squares: list[Tensor] = []
+            here = network_policy(self.led_by, self.statistics, rtc)
+            asked = Conditions(episodes=self.args.watched, delay=delay, tasks=tuple(self.args.tasks))
+            told = measure(self.led_by, self.statistics, asked, ask=compared(here, delay, squares))
+            off = torch.cat(squares).mean().sqrt()
+            self.note(**{f"success_delay_{delay}": told["success_rate"], f"off_m_s_delay_{delay}": float(off)})
 
     def refresh_leader(self) -> None:
         self.led_by.load_state_dict(self.ema)
@@ -176,14 +198,21 @@ def train(run: Run, collector: Collector, pool: Pool) -> None:
 
     def gradients() -> Tensor:
         seen = pool.batch(args.batch)
-        actions, given = seen.chosen(args.continued)
+        actions, given = seen.chosen(args.continued, args.told)
         inputs = inputs_of(seen.scene, paint(seen.scene, size), statistics)
         with autocast(run.team.device):
             loss: Tensor = loss_of(inputs, statistics.model_actions(actions), given)
         loss.backward()
         return loss.detach()
 
-    gradients()  # compiles; its gradient is dropped, its time not counted
+    try:
+        gradients()  # compiles; its gradient is dropped, its time not counted
+    except RuntimeError as error:  # every failure of the compiler is one
+        if not args.compile:
+            raise
+        print(f"not compiled: {error}", flush=True)
+        loss_of, paint = FlowLoss(run.net, args.draws), pictures
+        gradients()
     run.net.zero_grad(set_to_none=True)
     began = time.monotonic() - run.spent
     until = min(args.seconds, run.spent + args.call_seconds)
@@ -208,8 +237,9 @@ def train(run: Run, collector: Collector, pool: Pool) -> None:
         run.steps += 1
         if run.steps % args.agree_every == 0:
             run.spent = run.team.agree(time.monotonic() - began)
-            if run.spent - run.saved_after > SAVE_EVERY_S:
+            if run.spent - run.saved_after > args.save_every_s:
                 run.save()
+                run.watch()
         if run.steps % args.note_every == 0:
             run.note(loss=float(loss), norm=float(norm), leads=float(leads))
     run.save()
@@ -228,11 +258,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--tasks", type=int, nargs="+", default=list(range(len(TASKS))), help="default: all of them")
     parser.add_argument("--batch", type=int, default=1024, help="scenes a step and GPU")
     parser.add_argument("--draws", type=int, default=4, help="flow times per scene")
-    parser.add_argument("--continued", type=float, default=0.4, help="share of chunks that continue decided actions")
+    parser.add_argument("--continued", type=float, default=0.5, help="share of chunks that continue decided actions")
+    parser.add_argument("--told", type=float, default=0.65, help="share of those that are given these actions")
     parser.add_argument("--robots", type=int, default=8192, help="robots a GPU")
     parser.add_argument("--pool", type=int, default=524288, help="labelled scenes kept a GPU")
-    parser.add_argument("--first-rounds", type=int, default=40, help="rounds of the robots before the first step")
-    parser.add_argument("--gather-every", type=int, default=24, help="steps between two rounds of the robots")
+    parser.add_argument("--first-rounds", type=int, default=20, help="rounds of the robots before the first step")
+    parser.add_argument("--gather-every", type=int, default=32, help="steps between two rounds of the robots")
     parser.add_argument(
         "--dagger-from", type=float, default=0.35, help="share of the time before the policy leads robots"
     )
@@ -240,6 +271,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--adam-lr", type=float, default=1e-3)
     parser.add_argument("--note-every", type=int, default=100)
     parser.add_argument("--agree-every", type=int, default=20)
+    parser.add_argument("--save-every-s", type=float, default=120.0, help="seconds between two checkpoints")
+    parser.add_argument("--watched", type=int, default=180, help="episodes at each checkpoint, 0 for none")
+    parser.add_argument("--results", help="measure at the end, and write everything there")
+    parser.add_argument("--episodes", type=int, default=100 * len(TASKS), help="of each of these measurements")
     parser.add_argument("--tiny", action="store_true", help="a toy size, to try the code")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     args = parser.parse_args(argv)
@@ -256,6 +291,8 @@ def main(argv: list[str] | None = None) -> None:
         json.dumps({"rank": team.rank, "scenes": pool.count, "fill_s": round(time.monotonic() - began, 1)}), flush=True
     )
     train(run, collector, pool)
+    if args.results and not team.rank:
+        results.write(run.out / "model", Path(args.results), args.episodes, tuple(args.tasks), team.device)
     if team.size > 1:
         dist.destroy_process_group()
 

@@ -23,7 +23,7 @@ from recipes.tiny_policy import checkpoint, evaluate, train  # noqa: E402
 from recipes.tiny_policy.policy import Request, Statistics  # noqa: E402
 from recipes.tiny_policy.shape import EXECUTED, HORIZON, TRY, network_config  # noqa: E402
 from recipes.tiny_policy.sockets import SocketRobots, noise_seed  # noqa: E402
-from recipes.tiny_policy.table import ACTION_DIM, new_scenes  # noqa: E402
+from recipes.tiny_policy.table import ACTION_DIM, STATE_DIM, new_scenes  # noqa: E402
 from server.robot_server import served  # noqa: E402
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny_policy" / "serve.yaml"
@@ -37,8 +37,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     net = Pi0Network(network_config(TRY))
     train.initialise(net)
     torch.nn.init.normal_(net.action_out.weight, std=0.1)
-    unit = torch.ones(3)
-    checkpoint.write(path, net.state_dict(), Statistics(unit * 0.1, unit * 0.3, unit * 0.05, unit * 0.15), TRY)
+    states, actions = torch.ones(STATE_DIM), torch.ones(ACTION_DIM)
+    checkpoint.write(
+        path, net.state_dict(), Statistics(states * 0.1, states * 0.3, actions * 0.05, actions * 0.15), TRY
+    )
     return path
 
 

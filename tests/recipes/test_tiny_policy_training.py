@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ from realtime_omni.models.pi0.loader import load_lerobot  # noqa: E402
 from realtime_omni.models.pi0.network import Pi0Network  # noqa: E402
 from realtime_omni.rtc.modes import Mode  # noqa: E402
 from recipes.tiny_policy import checkpoint, evaluate, expert, train  # noqa: E402
-from recipes.tiny_policy.data import Collector, Pool  # noqa: E402
+from recipes.tiny_policy.data import LONGEST_GIVEN, Collector, Labelled, Observed, Pool  # noqa: E402
 from recipes.tiny_policy.pictures import CAMERAS, pictures  # noqa: E402
 from recipes.tiny_policy.policy import FlowLoss, Request, Statistics, encode, inputs_of  # noqa: E402
 from recipes.tiny_policy.shape import (  # noqa: E402
@@ -57,8 +60,8 @@ def network(seed: int = 1) -> Pi0Network:
 
 def statistics() -> Statistics:
     return Statistics(
-        torch.tensor([0.02, -0.01, 0.6]),
-        torch.tensor([0.2, 0.25, 0.4]),
+        torch.tensor([0.02, -0.01, 0.0, 0.01, 0.6]),
+        torch.tensor([0.2, 0.25, 0.14, 0.15, 0.4]),
         torch.tensor([0.01, 0.0, 0.4]),
         torch.tensor([0.15, 0.14, 0.49]),
     )
@@ -147,46 +150,87 @@ def test_a_continued_chunk_is_the_experts_answer_to_what_was_already_decided():
     collector = Collector(64, generator())
     for _ in range(3):
         seen = collector.gather()
-    given, scene = int(seen.given[0]), seen.scene
-    for tick in range(given):
-        scene = step(scene, seen.continued[:, tick])
-    assert torch.equal(seen.continued[:, given:], expert.chunk(scene, HORIZON - given))
-    assert not torch.equal(seen.continued[:, :given], seen.free[:, :given])  # hands were disturbed
+    for given in seen.given.unique().tolist():
+        rows = seen.given == given
+        scene, continued = seen.scene[rows], seen.continued[rows]
+        for tick in range(given):
+            scene = step(scene, continued[:, tick])
+        assert torch.equal(continued[:, given:], expert.chunk(scene, HORIZON)[:, : HORIZON - given])
+        assert not torch.equal(continued[:, :given], seen.free[rows, :given])  # hands were disturbed
+
+
+def labelled(count: int, led: bool) -> Labelled:
+    return replace(Collector(count, generator()).gather(), led=torch.full((2 * count,), led))
 
 
 def test_free_and_continued_chunks_are_mixed_by_share():
-    seen = Collector(400, generator()).gather()
-    actions, given = seen.chosen(0.25)
+    seen = labelled(200, led=False)
+    actions, given = seen.chosen(0.25, 1.0)
     continues = given > 0
     assert 60 < int(continues.sum()) < 140
     assert torch.equal(actions[continues], seen.continued[continues])
     assert torch.equal(actions[~continues], seen.free[~continues])
 
 
+def test_only_what_the_policy_itself_decided_is_ever_to_be_made_up():
+    for led in (False, True):
+        seen = labelled(200, led=led)
+        actions, given = seen.chosen(1.0, 0.75)
+        untold = given == 0
+        assert 60 < int(untold.sum()) < 140
+        assert torch.equal(actions[untold], (seen.continued if led else seen.free)[untold])
+
+
 def test_a_policy_leads_its_share_of_new_episodes():
     collector = Collector(100, generator(), tasks=[1, 2])
-    seen = []
+    asked = []
 
-    def stand_still(scene: Scene) -> torch.Tensor:
-        seen.append(len(scene))
-        return torch.zeros(len(scene), HORIZON, ACTION_DIM)
+    def stand_still(observed: Observed) -> torch.Tensor:
+        asked.append(len(observed.given))
+        return torch.zeros(len(observed.given), HORIZON, ACTION_DIM)
 
     for _ in range(20):
-        collector.gather(stand_still, share=0.5)
+        seen = collector.gather(stand_still, share=0.5)
     assert set(collector.scene.task.tolist()) == {1, 2}
-    assert seen == sorted(seen)  # those who stand still go on to the end
-    assert 20 < seen[-1] < 70
+    assert asked == sorted(asked)  # those who stand still go on to the end
+    assert 20 < asked[-1] < 70
+    assert int(seen.led.sum()) == 2 * asked[-1]
+
+
+def test_led_robots_execute_the_old_chunk_until_the_new_one_arrives():
+    collector = Collector(200, generator(), tasks=[1])
+    chunks = 0
+
+    def tells_its_number(observed: Observed) -> torch.Tensor:
+        nonlocal chunks
+        chunks += 1
+        plan = torch.zeros(len(observed.given), HORIZON, ACTION_DIM)
+        plan[..., 0] = 0.001 * chunks
+        return plan
+
+    delays = set()
+    while chunks < 12:
+        led, begins, delay = collector._led.clone(), collector._begins.clone(), collector._delay.clone()
+        seen = collector.gather(tells_its_number, share=0.5)
+        rows = led & ~begins
+        if chunks and bool(rows.any()):
+            given = int(seen.given[0])
+            done = (seen.continued[: len(led)][rows, :given, 0] * 1000).round().long()
+            late = torch.arange(given) < delay[rows, None]
+            assert torch.equal(done, torch.where(late, chunks - 1, chunks))
+            delays |= set(delay[rows].tolist())
+    assert {0, 1, LONGEST_GIVEN} <= delays
 
 
 def test_a_pool_keeps_the_latest():
-    pool = Pool(48, generator())
+    pool = Pool(96, generator())
     with pytest.raises(ValueError, match="empty"):
         pool.batch(1)
     collector = Collector(32, generator())
     for _ in range(3):
         pool.add(latest := collector.gather())
-    assert pool.count == 48
-    drawn = {tuple(row) for row in pool.batch(400).scene.tool.tolist()}
+    assert pool.count == 96
+    drawn = {tuple(row) for row in pool.batch(1200).scene.tool.tolist()}
     assert {tuple(row) for row in latest.scene.tool.tolist()} <= drawn
 
 
@@ -223,6 +267,41 @@ def test_training_goes_on_where_it_was(tmp_path: Path):
     assert load_lerobot(tmp_path / "out" / "model", LoadOptions()).family == "pi0"
 
 
+def test_a_run_watches_held_out_episodes_and_ends_with_every_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(evaluate, "EPISODE_TICKS", 2 * HORIZON)
+    places = [f"--{name}={tmp_path / name}" for name in ("state", "out", "results")]
+    size = ["--tiny", "--no-compile", "--batch=8", "--robots=32", "--pool=2000", "--first-rounds=1", "--tasks", "1"]
+    clock = ["--call-steps=1", "--agree-every=1", "--save-every-s=0", "--watched=2", "--episodes=2"]
+    train.main([*places, *size, *clock])
+    with (tmp_path / "out" / "loss.csv").open() as file:
+        noted = {row["name"]: float(row["value"]) for row in csv.DictReader(file)}
+    assert {"success_delay_0", "success_delay_4"} <= set(noted)
+    assert 0 < noted["off_m_s_delay_0"] < 1
+    told = json.loads((tmp_path / "results" / "results.json").read_text())
+    asked = [report["conditions"] for report in told]
+    assert [(c["delay"], c["rtc"]) for c in asked[3:]] == [(d, m) for d in (4, 7) for m in ("none", "auto", "trained")]
+    assert (asked[1]["instruction"], asked[2]["cameras"]) == ("shuffled", "blank")
+    assert len({c["seed"] for c in asked}) == 1  # paired
+    assert (tmp_path / "results" / "episodes.png").is_file()
+    with tarfile.open(tmp_path / "results" / "model.tar") as archive:
+        archive.extractall(tmp_path, filter="data")
+    assert load_lerobot(tmp_path / "model", LoadOptions()).family == "pi0"
+
+
+def test_the_distance_to_the_expert_is_of_the_actions_that_are_executed():
+    squares: list[torch.Tensor] = []
+
+    def late_and_off(request: Request) -> torch.Tensor:
+        chunk = expert.chunk(request.scene, HORIZON)
+        chunk[:, :4, :2] += 9.0
+        chunk[:, 4:12, 0] += 0.3
+        return chunk
+
+    ask = evaluate.compared(late_and_off, 4, squares)
+    ask(Request(scenes(3), evaluate.nothing_left(3, torch.device("cpu")), 4, torch.zeros(3, HORIZON, ACTION_DIM)))
+    assert squares[0].tolist() == pytest.approx([0.09] * 3, rel=1e-4)
+
+
 def outcome(ask: evaluate.Ask, count: int = 90, delay: int = 0) -> evaluate.Outcome:
     return evaluate.run(scenes(count), ask, delay=delay, generator=generator(7), scale=torch.ones(2))
 
@@ -230,6 +309,34 @@ def outcome(ask: evaluate.Ask, count: int = 90, delay: int = 0) -> evaluate.Outc
 @pytest.mark.parametrize("delay", [0, 4, 7])
 def test_the_expert_in_chunks_succeeds_with_and_without_delay(delay: int):
     assert outcome(evaluate.expert_policy, delay=delay).success.float().mean() > 0.9
+
+
+@pytest.mark.parametrize("delay", [0, 3, 4])
+def test_the_expert_in_short_chunks_succeeds_up_to_a_delay_of_one_of_them(delay: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(evaluate, "EXECUTED", 4)
+    assert outcome(evaluate.expert_policy, 45, delay=delay).success.float().mean() > 0.9
+    with pytest.raises(ValueError, match="0 to 4 ticks"):
+        outcome(evaluate.expert_policy, 1, delay=5)
+
+
+@pytest.mark.parametrize("continues", [False, True])
+def test_small_errors_are_fatal_late_unless_chunks_go_on_from_what_was_decided(continues: bool):
+    hands = generator(3)
+
+    def shaky_expert(request: Request) -> torch.Tensor:
+        given = min(request.delay, request.left.shape[1]) if continues else 0
+        scene, decided = request.scene, request.left[:, :given]
+        for tick in range(given):
+            scene = step(scene, decided[:, tick])
+        rest = expert.chunk(scene, HORIZON)[:, : HORIZON - given]
+        rest[..., :2] += 0.02 * torch.randn(len(rest), 1, 2, generator=hands)
+        rest[..., :2] += 0.03 * torch.randn(len(rest), HORIZON - given, 2, generator=hands)
+        return torch.cat((decided, rest), dim=1)
+
+    scene = new_scenes(60, generator(), torch.ones(60, dtype=torch.long))
+    told = evaluate.run(scene, shaky_expert, delay=4, generator=generator(7), scale=torch.ones(2))
+    rate = told.success.float().mean()
+    assert rate > 0.95 if continues else rate < 0.8
 
 
 def test_noise_in_place_of_a_policy_fails():
