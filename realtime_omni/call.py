@@ -272,20 +272,17 @@ class Call:
 class Calls:
     """All calls of one manager. Use as an async context manager, inside the manager's; leaving it closes them."""
 
-    def __init__(self, manager: SessionManager, *, phases: int = 1, clocked: bool = True) -> None:
-        """``phases``: in how many groups the calls are spread over a frame's time. 1: all share each batch, right where a pass
-        costs the same for one as for all; more: smaller batches, right where every call costs time of its own.
-        ``clocked=False``: whoever holds it calls :meth:`pulse` (tests, with a clock of their own)."""
+    def __init__(self, manager: SessionManager, *, clocked: bool = True) -> None:
+        """``clocked=False``: whoever holds it calls :meth:`pulse` (tests, with a clock of their own)."""
         duplex = manager.describe().duplex
         if duplex is None:
             raise ConfigError(f"model {manager.describe().name!r} is no duplex model", path="model")
         self.spec = duplex
-        self.phases = phases
         self.lateness_ms: list[float] | None = None
         """A measurement puts a list here: how late each tick was, from its instant of the clock to its outputs."""
         self._manager = manager
         self._calls: dict[SessionId, Call] = {}
-        self._load = [0] * phases
+        self._load = [0] * duplex.phases
         self._clocked = clocked
         self._clock: asyncio.Task[None] | None = None
 
@@ -359,7 +356,7 @@ class Calls:
 
     def _adopt(self, session: Session, options: DuplexOptions) -> Call:
         duplex = DuplexSession(self.spec, options, now_s=self.now_s(), first_frame=session.chunk_index)
-        phase = min(range(self.phases), key=self._load.__getitem__)
+        phase = min(range(self.spec.phases), key=self._load.__getitem__)
         call = Call(self, session, duplex, phase)
         self._calls[call.id] = call
         self._load[phase] += 1
@@ -368,11 +365,12 @@ class Calls:
     async def _run(self) -> None:
         """Instants are a phase apart, by the clock, so being late once does not add up. Whoever is late by more than a frame
         leaves out whole frames: each call then hands over all that is due."""
-        step_s = self.spec.frame_ms / 1000 / self.phases
+        phases = self.spec.phases
+        step_s = self.spec.frame_ms / 1000 / phases
         began_s, instant = self.now_s(), 0
         while True:
             behind = int((self.now_s() - began_s) / step_s) - instant
-            instant += 1 + max(0, behind // self.phases) * self.phases
+            instant += 1 + max(0, behind // phases) * phases
             due_s = began_s + instant * step_s
             await asyncio.sleep(max(0.0, due_s - self.now_s()))
-            self.pulse(due_s, instant % self.phases)
+            self.pulse(due_s, instant % phases)

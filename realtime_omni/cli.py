@@ -134,6 +134,12 @@ def shadow(
 
 
 @bench_app.command(context_settings=PASS_THROUGH)
+def duplex(context: typer.Context) -> None:
+    """Many calls on a voice: `realtime-omni bench duplex --help` lists the flags."""
+    _exit_with(_module("realtime_omni.bench.duplex").main(context.args))
+
+
+@bench_app.command(context_settings=PASS_THROUGH)
 def vla(context: typer.Context) -> None:
     """Robots on a policy, beside openpi's server: `realtime-omni bench vla --help` lists the flags."""
     _exit_with(_module("realtime_omni.bench.vla").main(context.args))

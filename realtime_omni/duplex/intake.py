@@ -28,6 +28,8 @@ Idle: TypeAlias = Literal["silence", "hold"]
 IDLE_AFTER_S = 1.0
 EARLY_S = 1e-3
 """A frame may be taken so much before its time, so that clocks that are read one after the other do not skip a turn."""
+LONGEST_LAG_S = 1.0
+"""Idle time that could not be taken in while the engine was behind is left out beyond that."""
 FORGET_PACKET_S = 10.0
 """How long the largest packet is remembered as the client's habit."""
 MAX_GAP_MS = 2_000.0
@@ -43,7 +45,7 @@ class IntakeLimits:
 
     late_ms: float = 160.0
     max_ms: float = 30_000.0
-    max_live_ms: float = 2_000.0
+    max_live_ms: float = 1_000.0
 
 
 @dataclass(slots=True)
@@ -158,6 +160,7 @@ class SoundIntake:
         if self.idle == "hold" and not (recent or wanted or self._waiting):
             self._taken_s = max(self._taken_s, now_s - self.frame_s)
             return None
+        self._taken_s = max(self._taken_s, now_s - LONGEST_LAG_S)
         patience_s = self.limits.late_ms / 1000 if recent else 0.0
         if now_s + EARLY_S < self._taken_s + self.frame_s + patience_s:
             return None

@@ -57,8 +57,9 @@ from realtime_omni.session.signals import (
     TurnCommitted,
 )
 
-MOST_FLYING = 48
-"""Frames that wait for the engine; it admits 64 of a session."""
+MOST_FLYING = {"live": 4, "free": 48}
+"""Frames that wait for the engine, by pace; it admits 64 of a session. Live, an engine that is behind makes sound be dropped
+soon, instead of a conversation with seconds of delay."""
 MOST_REQUESTED = 32
 """Responses that were asked for and have not begun."""
 MOST_WAITING_DIRECTIVES = 4 * MAX_DIRECTIVES
@@ -228,7 +229,7 @@ class DuplexSession:
         feeds: list[Feed] = []
         if self.ended is not None:
             return feeds
-        while len(self._flying) < MOST_FLYING:
+        while len(self._flying) < MOST_FLYING[self.options.pace]:
             feed = self._again.popleft() if self._again else self._new(now_s)
             if feed is None:
                 break
@@ -294,7 +295,7 @@ class DuplexSession:
         assert all(b == a + 1 for a, b in pairwise(numbers)), f"frames were left out: {numbers}"
         assert not numbers or numbers[-1] == self._next - 1, "a frame was lost"
         assert self.ended is not None or numbers or self._settled == self._next, "frames are neither settled nor flying"
-        assert len(self._flying) <= MOST_FLYING
+        assert len(self._flying) <= MOST_FLYING[self.options.pace]
         assert len(self._retained) <= RETAINED_FRAMES
         assert len(self._waiting) <= MOST_WAITING_DIRECTIVES + 1
 

@@ -31,6 +31,8 @@ class DuplexSpec:
         keeps_on_barge_in: after a barge-in it goes on from what was heard: the heard prefix by a rewind (its KV is kept).
             Without it the conversation is corrected as text, by Cancel and Truncate.
         context_tokens: bound of its context; None: it has none, or slides.
+        phases: in how many groups a server spreads its calls over a frame's time. 1: all share each batch, right where a pass
+            costs the same for one as for all; more: smaller batches, right where every call costs time of its own.
     """
 
     frame_ms: float
@@ -48,6 +50,7 @@ class DuplexSpec:
     yields: bool = False
     keeps_on_barge_in: bool = False
     context_tokens: int | None = None
+    phases: int = 1
 
     def __post_init__(self) -> None:
         for rate in (self.input_rate_hz, self.output_rate_hz):

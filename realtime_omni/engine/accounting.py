@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 Storages = Mapping[tuple[str, int], int]
 """Bytes by device and address."""
@@ -20,6 +20,7 @@ _LEAVES = (
     *(type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType),
 )
 """Hold no storage, or are shared by nature."""
+_PLAIN = frozenset((str, bytes, bool, int, float, complex, type(None)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,33 +81,51 @@ class Census:
 
 
 def _walk(thing: Any, found: dict[tuple[str, int], int], seen: set[int]) -> None:
-    if isinstance(thing, _LEAVES) or id(thing) in seen:
+    kind = type(thing)
+    if kind in _PLAIN or id(thing) in seen:
+        return
+    what = _what(kind)  # type: ignore[arg-type]
+    if what == "leaf":
         return
     seen.add(id(thing))
-    if hasattr(thing, "untyped_storage"):
+    values: Iterable[Any] = ()
+    if what == "tensor":
         storage = thing.untyped_storage()
         if storage.nbytes():
             found[str(storage.device), storage.data_ptr()] = storage.nbytes()
-    elif hasattr(thing, "__array_interface__"):
+    elif what == "array":
         owner = thing
         while hasattr(owner.base, "__array_interface__"):  # the last one may lie in bytes that somebody else holds
             owner = owner.base
         found["host", id(owner)] = owner.nbytes
-    elif isinstance(thing, Mapping):
-        for key, value in thing.items():
-            _walk(key, found, seen)
-            _walk(value, found, seen)
-    elif isinstance(thing, (list, tuple, Set)):
-        for value in thing:
-            _walk(value, found, seen)
+    elif what == "mapping":
+        values = (part for item in thing.items() for part in item)
+    elif what == "values":
+        values = thing
     else:
-        for value in _attributes(thing):
+        values = _attributes(thing)
+    for value in values:
+        if type(value) not in _PLAIN:
             _walk(value, found, seen)
+
+
+@lru_cache(maxsize=4096)
+def _what(kind: type) -> Literal["leaf", "tensor", "array", "mapping", "values", "object"]:
+    """How a thing of this type is walked; asked of the type, because a walk over a few plain fields is done for every tick."""
+    if issubclass(kind, _LEAVES):
+        return "leaf"
+    if hasattr(kind, "untyped_storage"):
+        return "tensor"
+    if hasattr(kind, "__array_interface__"):
+        return "array"
+    if issubclass(kind, Mapping):
+        return "mapping"
+    return "values" if issubclass(kind, (list, tuple, Set)) else "object"
 
 
 def _attributes(thing: Any) -> list[Any]:
     found = list(getattr(thing, "__dict__", {}).values())
-    return found + [getattr(thing, slot) for slot in _slots(type(thing)) if hasattr(thing, slot)]  # type: ignore[arg-type]
+    return found + [getattr(thing, slot, None) for slot in _slots(type(thing))]  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=1024)

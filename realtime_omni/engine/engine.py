@@ -384,7 +384,7 @@ class Engine:
 
     def _settle_tick(self, flight: Flight, batch: int) -> None:
         entry, run, result = flight.entry, flight.run, flight.result
-        waiter = flight.waiter
+        waiter, spec = flight.waiter, self.consumer.spec
         assert waiter is not None
         try:
             if isinstance(result, Exception):
@@ -394,9 +394,9 @@ class Engine:
             tick = flight.planned.tick
             entry.session.verify(result.metadata)
             artifacts = check_artifacts(
-                self.consumer.spec.name,
+                spec.name,
                 tick.request_id,
-                self.consumer.spec.artifacts,
+                spec.artifacts,
                 flight.planned.outputs,
                 result.artifacts,
             )

@@ -253,7 +253,8 @@ class ModelRunner:
         """Tell the census what a session holds now."""
         held = dict(resident.own)
         for moment in resident.moments.values():
-            held.update(moment.storages)
+            if moment.storages:
+                held.update(moment.storages)
         if held != resident.storages:
             self._census.remove(resident.storages)
             self._census.add(held)

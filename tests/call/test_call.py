@@ -254,8 +254,8 @@ async def test_readers_wait_for_what_comes_and_end_with_the_call() -> None:
 
 
 async def test_the_clock_ticks_by_itself_and_silence_takes_the_place_of_a_silent_client() -> None:
-    puppet = Puppet(PuppetOptions(input_rate_hz=8000, output_rate_hz=8000, frame_ms=20.0))
-    async with SessionManager(puppet, small_config()) as manager, Calls(manager, phases=2) as calls:
+    puppet = Puppet(PuppetOptions(input_rate_hz=8000, output_rate_hz=8000, frame_ms=20.0, phases=2))
+    async with SessionManager(puppet, small_config()) as manager, Calls(manager) as calls:
         call = await calls.open()
         call.direct(Say("r", "hello"))
         async with asyncio.timeout(20):

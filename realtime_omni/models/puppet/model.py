@@ -56,6 +56,7 @@ class PuppetOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input_rate_hz: Rate = 24_000
     output_rate_hz: Rate = 24_000
     voices: tuple[str, ...] = ("tones",)
+    phases: Annotated[int, Meta(ge=1, le=80)] = 8
 
 
 class Puppet(DuplexBase):
@@ -79,6 +80,7 @@ class Puppet(DuplexBase):
             takes_tools=True,
             yields=o.yields,
             keeps_on_barge_in=o.rewinds,
+            phases=o.phases,
         )
         self._spec = ModelSpec(
             name="puppet",

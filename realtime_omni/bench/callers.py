@@ -1,0 +1,173 @@
+"""The clients of ``bench duplex``: calls over real Live sockets, in a process of their own. Prints one JSON object.
+
+Every caller sends 80 ms of sound every 80 ms: silence, and now and then a second of a tone as its voice, after the agent was
+silent (a turn) or while it speaks (a barge-in). What comes back must be one stream without a gap: as much sound as was sent. A
+caller that finds something wrong says so, and the measurement is void.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import websockets
+
+RATE = 24_000
+FRAME_MS = 80
+FRAME_S = FRAME_MS / 1000
+SAMPLES = RATE * FRAME_MS // 1000
+VOICE_FRAMES = 12
+"""One utterance: about a second."""
+LOUD = 1e-3
+"""-60 dBFS: the puppet is silent or loud."""
+REST_FRAMES = 25
+"""A caller is silent so long after the agent, before it speaks again."""
+
+
+def _packet(audio: np.ndarray) -> str:
+    data = base64.b64encode((audio * 32767).astype("<i2").tobytes()).decode()
+    return json.dumps({"type": "session.input_audio.append", "audio": data})
+
+
+SILENCE = _packet(np.zeros(SAMPLES))
+VOICE = _packet(0.3 * np.sin(2 * np.pi * 150 * np.arange(SAMPLES) / RATE))
+
+
+@dataclass(slots=True)
+class Record:
+    """What one process measured; times in milliseconds."""
+
+    lateness_ms: list[float] = field(default_factory=list)
+    first_audio_ms: list[float] = field(default_factory=list)
+    barge_in_stop_ms: list[float] = field(default_factory=list)
+    turns: int = 0
+    gaps: int = 0
+    frames: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+class Caller:
+    """One call. ``talks``: it speaks; else it only listens, and the control plane alone is measured."""
+
+    def __init__(self, url: str, record: Record, number: int, frames: int, warm: int, talks: bool) -> None:
+        self._url = url
+        self._record = record
+        self._random = random.Random(number)
+        self._frames = frames
+        self._warm = warm
+        self._talks = talks
+        self._arrivals: list[tuple[float, float]] = []
+        """When each piece of sound came, and where it ends in the stream, in ms."""
+        self._got_ms = 0.0
+        self._sounds = False
+        self._sounded_s = 0.0
+        self._spoke_until_s: float | None = None
+        """The last sample of the caller's turn, until it is answered."""
+        self._barged_s: float | None = None
+
+    async def run(self) -> None:
+        async with await websockets.connect(self._url, max_size=None, compression=None, ping_interval=None) as ws:
+            await ws.send(json.dumps({"type": "session.start", "session": {"model": "puppet"}}))
+            while json.loads(await ws.recv())["type"] != "session.started":
+                pass
+            reader = asyncio.create_task(self._read(ws))
+            await self._send(ws)
+            await asyncio.sleep(4 * FRAME_S)
+            await ws.send(json.dumps({"type": "session.close"}))
+            await reader
+        self._finish()
+
+    async def _send(self, ws: Any) -> None:
+        due_s = time.perf_counter() + self._random.random() * FRAME_S
+        voice = rest = 0
+        for _ in range(self._frames):
+            await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+            due_s += FRAME_S
+            if self._talks and not voice:
+                rest = 0 if self._sounds else rest + 1
+                if rest > REST_FRAMES or (self._sounds and self._random.random() < 0.05):
+                    voice, rest = VOICE_FRAMES, 0
+                    self._barged_s = time.perf_counter() if self._sounds else None
+                    self._spoke_until_s = None
+            await ws.send(VOICE if voice else SILENCE)
+            if voice:
+                voice -= 1
+                if not voice:
+                    self._spoke_until_s = time.perf_counter()
+                    self._record.turns += 1
+
+    async def _read(self, ws: Any) -> None:
+        async for text in ws:
+            event = json.loads(text)
+            kind = event["type"]
+            if kind == "session.output_audio.delta":
+                self._sound(base64.b64decode(event["delta"]), time.perf_counter())
+            elif kind == "error":
+                self._record.wrong.append(f"error: {event['error']}")
+            elif kind == "session.closed":
+                return
+
+    def _sound(self, data: bytes, now_s: float) -> None:
+        audio = np.frombuffer(data, "<i2").astype(np.float32) / 32768
+        self._got_ms += audio.size * 1000 / RATE
+        self._arrivals.append((now_s, self._got_ms))
+        sounds = bool(np.abs(audio).max(initial=0) > LOUD)
+        if sounds:
+            self._sounded_s = now_s
+            if self._spoke_until_s is not None:
+                self._record.first_audio_ms.append((now_s - self._spoke_until_s) * 1000)
+                self._spoke_until_s = None
+        elif self._sounds and self._barged_s is not None:
+            self._record.barge_in_stop_ms.append(max(0.0, self._sounded_s - self._barged_s) * 1000)
+            self._barged_s = None
+        self._sounds = sounds
+
+    def _finish(self) -> None:
+        """How late each piece was, measured against the one that came earliest for its place in the stream."""
+        record, steady = self._record, self._arrivals[self._warm :]
+        record.frames += len(steady)
+        if abs(self._got_ms - self._frames * FRAME_MS) > 6 * FRAME_MS:
+            record.wrong.append(f"sent {self._frames * FRAME_MS} ms, got {self._got_ms:.0f} ms")
+        if not steady:
+            record.wrong.append("nothing came")
+            return
+        began_s = min(at_s - position_ms / 1000 for at_s, position_ms in steady)
+        record.lateness_ms += [(at_s - began_s) * 1000 - position_ms for at_s, position_ms in steady]
+        record.gaps += sum(b[0] - a[0] > 2 * FRAME_S for a, b in pairwise(steady))
+
+
+async def run(args: argparse.Namespace) -> Record:
+    record = Record()
+    callers = [Caller(args.url, record, args.seed + n, args.frames, args.warm, args.talk) for n in range(args.calls)]
+    async with asyncio.TaskGroup() as group:
+        for caller in callers:
+            group.create_task(caller.run())
+            await asyncio.sleep(FRAME_S / 8)
+    return record
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--calls", type=int, required=True)
+    parser.add_argument("--frames", type=int, required=True)
+    parser.add_argument("--warm", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--talk", action="store_true")
+    record = asyncio.run(run(parser.parse_args(argv)))
+    print(json.dumps(asdict(record)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

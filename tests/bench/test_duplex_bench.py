@@ -1,0 +1,40 @@
+"""``bench duplex``: what it reports holds together, in process; a call that loses sound makes it void."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from realtime_omni.bench import callers, duplex
+
+
+def test_calls_in_process_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    status = duplex.main(["--in-process", "--calls", "2", "--seconds", "1", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert (
+        (status == 0) is report["valid"] is not bool(report["wrong"])
+    )  # a busy machine may lose frames, and then says so
+    assert report["calls"] == 2
+    assert report["tick_lateness_ms"]["p99"] >= report["tick_lateness_ms"]["p50"] > 0
+    assert {"conditions", "ticks_per_s", "mean_batch"} <= set(report)
+
+
+def test_pieces_are_late_against_the_earliest_of_their_call() -> None:
+    record = callers.Record()
+    caller = callers.Caller("", record, 0, frames=4, warm=0, talks=False)
+    caller._got_ms = 320.0
+    caller._arrivals = [(10.000, 80.0), (10.090, 160.0), (10.160, 240.0), (10.640, 320.0)]
+    caller._finish()
+    assert [round(ms) for ms in record.lateness_ms] == [0, 10, 0, 400]
+    assert record.gaps == 1
+    assert not record.wrong
+
+
+def test_a_call_that_lost_sound_says_so() -> None:
+    record = callers.Record()
+    caller = callers.Caller("", record, 0, frames=100, warm=0, talks=False)
+    caller._got_ms = 80.0
+    caller._arrivals = [(10.0, 80.0)]
+    caller._finish()
+    assert record.wrong == ["sent 8000 ms, got 80 ms"]
