@@ -38,6 +38,7 @@ def engine_settings(config: Config, spec: ModelSpec, sessions: int) -> EngineSet
         evict=config.kv.policy == "lru",
         keep_failed=config.engine.on_failure == "keep" and spec.rollback_safe,
         horizon_frames=config.session.horizon_frames,
+        budget_s=None if config.engine.budget_ms is None else config.engine.budget_ms / 1000,
     )
 
 

@@ -80,6 +80,8 @@ class EngineSection(Section, frozen=True, kw_only=True):
     max_batch: Annotated[int, Meta(ge=1, le=4096)] = 8
     max_pending_events: Annotated[int, Meta(ge=1, le=65536)] = 32
     inbox: Count = 1024
+    budget_ms: Annotated[float, Meta(gt=0, le=600_000)] | None = None
+    """Deadline of an observation that names none, from its arrival; whoever is due later does not delay it. Null: none."""
     on_failure: Literal["keep", "release"] = "keep"
     """What happens to the pages of a session whose tick failed, until it is reset or closed."""
     close_timeout_s: Seconds = 180.0

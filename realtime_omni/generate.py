@@ -281,21 +281,28 @@ class GenerateRun:
 
     def __init__(self, consumer: GenerateConsumer, planned: Sequence[PlannedRow]) -> None:
         self._consumer = consumer
-        self._planned = tuple(planned)
-        self._futures: dict[int, concurrent.futures.Future[RowOutput]] | None = None
-        self._active = dict.fromkeys(range(len(self._planned)))
-
-    @property
-    def planned(self) -> Sequence[PlannedRow]:
-        return self._planned
+        self._planned: list[PlannedRow] = []
+        self._futures: dict[int, concurrent.futures.Future[RowOutput]] = {}
+        self._active: dict[int, None] = {}
+        self.join(planned)
 
     @property
     def active(self) -> tuple[int, ...]:
         return tuple(self._active)
 
+    def join(self, rows: Sequence[PlannedRow]) -> Sequence[int]:
+        numbers = range(len(self._planned), len(self._planned) + len(rows))
+        self._planned += rows
+        self._active |= dict.fromkeys(numbers)
+        return numbers
+
+    def is_done(self, row: int) -> bool:
+        return row in self._futures and self._futures[row].done()
+
     def advance(self) -> bool:
-        if self._futures is None:
-            self._futures = {row: self._consumer.submit(self._planned[row]) for row in self._active}
+        for row in self._active:
+            if row not in self._futures:
+                self._futures[row] = self._consumer.submit(self._planned[row])
         waiting = [self._futures[row] for row in self._active]
         if not waiting:
             return False
@@ -305,7 +312,6 @@ class GenerateRun:
         self.rollback(row)
 
     def outcome(self, row: int) -> RowOutput | Exception:
-        assert self._futures is not None
         try:
             return self._futures[row].result(timeout=0)
         except concurrent.futures.CancelledError:
@@ -321,7 +327,7 @@ class GenerateRun:
 
     def rollback(self, row: int) -> None:
         self._active.pop(row, None)
-        if self._futures is not None:
+        if row in self._futures:
             self._futures[row].cancel()
 
     def close(self) -> None:

@@ -145,7 +145,8 @@ async def in_process(args: argparse.Namespace, config: Config) -> Load:
             chunk = await sessions[robot].act(observation)
             total_ms = (time.perf_counter() - began_s) * 1000
             timings = chunk.timings
-            stages = {"queue": total_ms - timings.tick_ms, **timings.stages_ms, "total_ms": total_ms}
+            begun = {"queue": total_ms - timings.tick_ms, "begin": 0.0}  # who joins a batch that runs does not begin it
+            stages = {**begun, **timings.stages_ms, "total_ms": total_ms}
             return Answer(chunk.artifacts["actions"].data, stages)
 
         return await drive(args.robots, args.chunks, args.hz, args.warm_up, ask, echoes=args.policy == "null")

@@ -11,8 +11,8 @@ session: its state is replaced, and its pages become history::
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 from realtime_omni.engine.accounting import Storages
 from realtime_omni.engine.capture import Moment
@@ -21,6 +21,7 @@ from realtime_omni.errors import TickError
 from realtime_omni.kv.attention import AttentionPlan, RowPlan
 from realtime_omni.kv.manager import BlockReservation
 from realtime_omni.models.base import BlockAttention, RowError, RowOutput, Step, StepRow
+from realtime_omni.session.values import SessionId
 
 if TYPE_CHECKING:
     from realtime_omni.engine.runner import ModelRunner
@@ -33,10 +34,13 @@ class BatchRun:
 
     def __init__(self, runner: ModelRunner, planned: Sequence[PlannedRow], *, prefill: bool) -> None:
         self._runner = runner
-        self._planned = tuple(planned)
+        self._planned: dict[int, PlannedRow] = {}
         self._reservations: dict[int, BlockReservation] = {}
         self._plans: dict[str, AttentionPlan] = {}
-        self._results: Mapping[int, RowOutput | Exception] = {}
+        self._results: dict[int, RowOutput | Exception] = {}
+        self._step_rows: dict[int, StepRow] = {}
+        self._blocks: dict[int, BlockReservation] = {}
+        self._joined = 0
         self._needs_prefill: dict[int, bool] = {}
         self._storages: dict[int, Storages] = {}
         self._prefill = prefill
@@ -45,14 +49,26 @@ class BatchRun:
         self.stage = "begin"
         self._finished = False
         try:
-            for row, item in enumerate(self._planned):
-                self._reservations[row] = runner.book.plan_block(item.tick.session_id)
-            self._blocks = tuple(self._reservations.values())
-            self._step_rows = tuple(self._step_row(row, item) for row, item in enumerate(self._planned))
+            self.join(planned)
             self._step: Step = runner.model.prefill(self) if prefill else runner.model.step(self)
         except BaseException:  # a model whose step is no generator function fails here
             self.close()
             raise
+
+    def join(self, rows: Sequence[PlannedRow]) -> Sequence[int]:
+        numbers = range(self._joined, self._joined + len(rows))  # never used again: a model tells rows apart by them
+        try:
+            for row, item in zip(numbers, rows, strict=True):
+                self._reservations[row] = self._runner.book.plan_block(item.tick.session_id)
+        except BaseException:
+            for row in numbers:
+                self._give_back(row)
+            raise
+        self._joined += len(rows)
+        for row, item in zip(numbers, rows, strict=True):
+            self._planned[row], self._blocks[row] = item, self._reservations[row]
+            self._step_rows[row] = self._step_row(row, item)
+        return numbers
 
     def _step_row(self, row: int, item: PlannedRow) -> StepRow:
         resident = self._runner.resident(item.tick.session_id)
@@ -62,36 +78,39 @@ class BatchRun:
 
     @property
     def rows(self) -> Sequence[StepRow]:
-        return self._step_rows
+        return tuple(self._step_rows.values())
+
+    def row(self, number: int) -> StepRow:
+        return self._step_rows[number]
 
     @property
     def active(self) -> tuple[int, ...]:
-        return tuple(self._reservations)
+        return tuple(row for row in self._reservations if row not in self._results)
+
+    def finish(self, row: int, result: RowOutput | Exception) -> None:
+        self._results[row] = result
 
     def attention(self, branch: str | None = None) -> BlockAttention:
         name = self._runner.spec.kv.branches[0].name if branch is None else branch
         if name not in self._plans:
-            blocks = [next(b for b in whole.branches if b.branch == name) for whole in self._blocks]
+            blocks = [next(b for b in whole.branches if b.branch == name) for whole in self._blocks.values()]
             self._plans[name] = self._runner.backend.plan([RowPlan.of(b) for b in blocks], self._runner.storage)
         return self._plans[name]
 
     # What the engine does.
 
-    @property
-    def planned(self) -> Sequence[PlannedRow]:
-        return self._planned
-
     def advance(self) -> bool:
-        if self._finished or not self._reservations:
+        active = self.active
+        if self._finished or not active:
             return False
-        sessions = tuple(self._planned[row].tick.session_id for row in self._reservations)
+        sessions = self._sessions(active)
         if self._pending_point is not None:
             self._runner.faults(self._pending_point, sessions)
         checkpoint = None
         try:
             checkpoint = next(self._step)
         except StopIteration as stop:
-            self._results = stop.value
+            self._results |= stop.value
         except RowError as error:
             raise TickError(f"row {error.row}: {error}") from error
         if checkpoint is None:  # outside the handler, so that a device error does not carry the results with it
@@ -99,6 +118,9 @@ class BatchRun:
             self._runner.synchronize()
             self._finished = True
             return False
+        if done := [row for row in active if self.is_done(row)]:
+            self._runner.faults("sync", self._sessions(done))
+            self._runner.synchronize()
         self.stage = checkpoint.stage or checkpoint.kind
         if checkpoint.kind == "forward":
             self._forwards += 1
@@ -107,6 +129,12 @@ class BatchRun:
         else:
             self._pending_point = checkpoint.kind
         return True
+
+    def _sessions(self, rows: Sequence[int]) -> tuple[SessionId, ...]:
+        return tuple(self._planned[row].tick.session_id for row in rows)
+
+    def is_done(self, row: int) -> bool:
+        return row in self._results
 
     def drop(self, row: int) -> None:
         self.rollback(row)
@@ -146,6 +174,7 @@ class BatchRun:
             return
         del self._reservations[row]
         self._runner.book.commit(reservation)
+        self._forget(row)
         self._close_when_settled()
 
     def _deferred(self, row: int) -> bool:
@@ -153,10 +182,27 @@ class BatchRun:
         return self._needs_prefill[row] and not self._prefill
 
     def rollback(self, row: int) -> None:
+        self._give_back(row)
+        self._forget(row)
+        self._close_when_settled()
+
+    def _give_back(self, row: int) -> None:
         reservation = self._reservations.pop(row, None)
         if reservation is not None and self._runner.book.is_open(reservation):
             self._runner.book.rollback(reservation)
-        self._close_when_settled()
+
+    def _forget(self, row: int) -> None:
+        """A batch that is joined may go on for ever. One that is not ends, and its model may still look at the row."""
+        if self._runner.spec.continuous:
+            for held in (
+                self._planned,
+                self._blocks,
+                self._step_rows,
+                self._results,
+                self._storages,
+                self._needs_prefill,
+            ):
+                cast("dict[int, object]", held).pop(row, None)
 
     def close(self) -> None:
         """Roll back every row that is not settled; harmless to repeat."""

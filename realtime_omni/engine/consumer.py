@@ -47,9 +47,6 @@ class TickRun(Protocol):
     ``drop``; ``close`` rolls back what is left."""
 
     @property
-    def planned(self) -> Sequence[PlannedRow]: ...
-
-    @property
     def active(self) -> tuple[int, ...]:
         """Rows that were neither dropped nor settled."""
         ...
@@ -63,12 +60,21 @@ class TickRun(Protocol):
         """Run up to the next checkpoint; False when everything is computed. An exception concerns the whole batch."""
         ...
 
+    def join(self, rows: Sequence[PlannedRow]) -> Sequence[int]:
+        """Add rows to the batch that runs, all or nothing; their numbers. Only where ``spec.continuous``. Raises as
+        ``plan`` does."""
+        ...
+
+    def is_done(self, row: int) -> bool:
+        """The row has its outcome, though others may go on."""
+        ...
+
     def drop(self, row: int) -> None:
         """Leave the batch at a checkpoint; the row's reservation is rolled back at once."""
         ...
 
     def outcome(self, row: int) -> RowOutput | Exception:
-        """After ``advance`` returned False."""
+        """Once the row is done, or ``advance`` returned False."""
         ...
 
     def precommit(self, row: int) -> None:

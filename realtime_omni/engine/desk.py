@@ -24,6 +24,7 @@ from realtime_omni.engine.entry import MAX_WAITERS, Entry, Waiter
 from realtime_omni.engine.front import Front
 from realtime_omni.engine.openings import Openings
 from realtime_omni.engine.saving import Saving
+from realtime_omni.engine.scheduler import PATIENCE_S
 from realtime_omni.errors import (
     AbortedError,
     ArgumentError,
@@ -67,6 +68,7 @@ class Desk:
         request_ids: RequestIdFactory,
         max_pending_events: int,
         horizon_frames: int | None,
+        budget_s: float | None,
     ) -> None:
         self._registry = registry
         self._consumer = consumer
@@ -78,6 +80,7 @@ class Desk:
         self._request_ids = request_ids
         self._max_pending_events = max_pending_events
         self._horizon_frames = horizon_frames
+        self._budget_s = budget_s
         self._branches = Branches(registry, consumer, front, openings, clock, self._stop)
         self._saving = Saving(registry, consumer, front, openings, clock, self._new_session)
         self._arrivals = 0
@@ -209,13 +212,26 @@ class Desk:
             outputs = resolve_outputs(command.outputs, self._consumer.spec.artifacts)
         self._check_input(command)
         self._arrivals += 1
-        order = self._arrivals if command.observation is None else self._supersede(entry)
-        entry.last_used_at_s = self._clock.now_s()
-        asked_at_s = entry.last_used_at_s if command.asked_at_s is None else command.asked_at_s
+        entry.last_used_at_s = now_s = self._clock.now_s()
+        asked_at_s = now_s if command.asked_at_s is None else command.asked_at_s
         waiter = Waiter(
-            command.ticket, outputs, order, asked_at_s, observation=command.observation, frame=command.frame
+            command.ticket, outputs, self._arrivals, asked_at_s, frame=command.frame, due_s=now_s + PATIENCE_S
         )
+        if command.observation is not None:
+            self._see(entry, waiter, command.observation)
         entry.waiters.append(waiter)
+
+    def _see(self, entry: Entry, waiter: Waiter, observation: Observation) -> None:
+        """The newest observation wins: one that still waits is answered so, and the newest inherits its turn."""
+        waiter.observation = observation
+        budget_s = self._budget_s if observation.budget_s is None else observation.budget_s
+        if budget_s is not None:
+            waiter.due_s, waiter.urgent = waiter.asked_at_s + budget_s, True
+        if not entry.waiters:
+            return
+        old = entry.waiters.popleft()
+        self._front.fail(old.ticket, SupersededError("a newer observation came before this one was begun"), entry)
+        waiter.order, waiter.due_s = old.order, min(old.due_s, waiter.due_s)
 
     def _check_input(self, command: c.Next) -> None:
         """A policy's tick carries an observation, a duplex session's a frame, a world's neither. Raises ArgumentError."""
@@ -234,14 +250,6 @@ class Desk:
             raise ArgumentError(needed, path="observation")
         if observation is not None:
             self._consumer.check_observation(observation)
-
-    def _supersede(self, entry: Entry) -> int:
-        """The newest observation wins: one that still waits is answered so. Returns the turn, which the newest inherits."""
-        if not entry.waiters:
-            return self._arrivals
-        waiter = entry.waiters.popleft()
-        self._front.fail(waiter.ticket, SupersededError("a newer observation came before this one was begun"), entry)
-        return waiter.order
 
     def _cancel(self, entry: Entry, ticket: int) -> None:
         gone = AbortedError("the caller went away")

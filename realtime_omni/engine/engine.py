@@ -11,35 +11,38 @@ what it owns. Commands come from the inbox, answers and notices leave through th
             settle    per row: verify, commit | roll back, answer
             reap      releases under way, tombstone retries, expired leases
 
-``plan``, ``run`` and ``settle`` are separate calls so that tests can put commands between them. A batch that fails as a
-whole is run again row by row, so that one member's fault stays its own.
+``plan``, ``run`` and ``settle`` are separate calls so that tests can put commands between them. How a batch is computed is
+in :mod:`realtime_omni.engine.flights`.
+
+A world's batch is one cycle. Where the model lets sessions join a batch that runs (``spec.continuous``), a cycle is one
+checkpoint of it: ``plan`` boards whoever may join, ``run`` computes one piece, ``settle`` takes out whoever is done.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from realtime_omni.artifacts import check_artifacts
 from realtime_omni.clock import Clock
-from realtime_omni.engine.consumer import PlannedRow, TickConsumer, TickRun
+from realtime_omni.engine.consumer import PlannedRow, TickConsumer
 from realtime_omni.engine.desk import Desk
 from realtime_omni.engine.endings import Endings
 from realtime_omni.engine.entry import MAX_WAITERS, Entry, Waiter
+from realtime_omni.engine.flights import EngineCounters, Flight, Flights
 from realtime_omni.engine.front import Front
 from realtime_omni.engine.inbox import Inbox
 from realtime_omni.engine.openings import Openings
 from realtime_omni.engine.outbox import Outbox
-from realtime_omni.engine.scheduler import Due, choose
+from realtime_omni.engine.scheduler import Due, choose, joining
 from realtime_omni.errors import ErrorCode, OmniError, StateError, TickError
 from realtime_omni.models.base import RowOutput
 from realtime_omni.session.lifecycle import SessionState
 from realtime_omni.session.registry import Registry
 from realtime_omni.session.session import RequestIdFactory
-from realtime_omni.session.values import Chunk, ChunkIndex, ChunkTimings, SessionId, TickRequest
+from realtime_omni.session.values import Chunk, ChunkIndex, ChunkTimings, TickRequest
 
 if TYPE_CHECKING:
     from realtime_omni.snapshot.snapshot import Snapshot
@@ -59,28 +62,8 @@ class EngineSettings:
     keep_failed: bool = True
     """``on_failure: keep``, and the model declares itself rollback-safe."""
     horizon_frames: int | None = None
-
-
-@dataclass(slots=True)
-class Flight:
-    """One session in the batch that runs. ``waiter`` is None for a prefill."""
-
-    entry: Entry
-    planned: PlannedRow
-    waiter: Waiter | None
-    run: TickRun | None = None
-    row: int = 0
-    result: RowOutput | Exception | None = None
-
-
-@dataclass(slots=True)
-class EngineCounters:
-    ticks_settled: int = 0
-    chunks_committed: int = 0
-    chunks_failed: int = 0
-    chunks_aborted: int = 0
-    isolated_reruns: int = 0
-    batch_rows: int = 0
+    budget_s: float | None = None
+    """Deadline of an observation that names none, counted from when it was asked for."""
 
 
 class Engine:
@@ -102,7 +85,6 @@ class Engine:
         self.inbox = inbox
         self.registry: Registry[Entry] = Registry(mint)
         self.counters = EngineCounters()
-        self.progress_at_s = clock.now_s()
         self._clock = clock
         self._front = Front(outbox, consumer)
         self._endings = Endings(self.registry, consumer, self._front, clock)
@@ -126,10 +108,10 @@ class Engine:
             request_ids=request_ids,
             max_pending_events=settings.max_pending_events,
             horizon_frames=settings.horizon_frames,
+            budget_s=settings.budget_s,
         )
-        self._flights: dict[SessionId, Flight] = {}
-        self._planned_at_s = self._prefill_began_s = self._model_s = 0.0
-        self._stages_s: dict[str, float] = {}
+        self._flights = Flights(consumer, clock, self.counters, self.absorb)
+        self._prefill_began_s = 0.0
 
     # ------------------------------------------------------------------ the street
 
@@ -142,7 +124,7 @@ class Engine:
             self.settle()
             worked = True
         self.reap()
-        self.progress_at_s = self._clock.now_s()
+        self._flights.progress_at_s = self._clock.now_s()
         return worked
 
     def absorb(self) -> None:
@@ -163,43 +145,46 @@ class Engine:
         if batch and not awaited:
             return False
         entries = sorted(carrying, key=lambda e: (not e.opening, e.session.id not in batch))[: self.settings.max_batch]
-        flights = [Flight(e, PlannedRow(self._prefill_tick(e), ()), None) for e in entries]
         self._prefill_began_s = self._clock.now_s()
-        self._board(flights)
-        self._drive(flights, self.consumer.prefill)
-        for flight in tuple(self._flights.values()):
-            self._settle_prefill(flight)
-        self._board([])
+        flights = [Flight(e, PlannedRow(self._prefill_tick(e), ()), None, self._prefill_began_s) for e in entries]
+        self._flights.board(flights)
+        self._flights.drive(flights, self.consumer.prefill)
+        for flight in flights:
+            if flight in self._flights:
+                self._settle_prefill(flight)
+                self._flights.leave(flight.entry)
         return True
 
     def plan(self) -> bool:
-        """Choose the next batch, freeze its ticks, reserve its pages; False when nobody is due."""
-        self._planned_at_s = self._clock.now_s()
-        self._model_s = 0.0
-        self._stages_s = {}
+        """Choose who flies next, freeze their ticks, reserve their pages; False when nobody is flying then."""
         flights = []
-        for session_id in choose(self._due(carrying=False), self.settings.max_batch):
+        for session_id in self._chosen():
             flight = self._begin(self.registry.get(session_id))
             if flight is not None:
                 flights.append(flight)
-        self._board(flights)
-        if flights:
+        self._flights.board(flights)
+        if flights and self.consumer.spec.continuous:
+            self._flights.join(flights)
+        elif flights:
             self._reserve(flights)
         return bool(self._flights)
 
     def run(self) -> None:
-        """Compute the planned batch. Nothing is committed here."""
-        self._drive(list(self._flights.values()), self.consumer.plan)
+        """Compute the planned batch, or its next piece. Nothing is committed here."""
+        if self.consumer.spec.continuous:
+            self._flights.step()
+        else:
+            self._flights.drive(list(self._flights), self.consumer.plan)
 
     def settle(self) -> None:
-        """Commit or roll back every row and answer its waiter."""
-        batch = len(self._flights)
-        for flight in tuple(self._flights.values()):
-            self._settle_tick(flight, batch)
-        if batch:
+        """Commit or roll back every row that is done and answer its waiter."""
+        done = [flight for flight in self._flights if flight.result is not None]
+        for flight in done:
+            self._settle_tick(flight)
+            self._flights.leave(flight.entry)
+        if done:
             self.counters.ticks_settled += 1
-            self.counters.batch_rows += batch
-        self._board([])
+            self.counters.batch_rows += len(done)
 
     def reap(self) -> None:
         """Everything that waits for time or for a release."""
@@ -218,6 +203,11 @@ class Engine:
         return min(times, default=None)
 
     @property
+    def progress_at_s(self) -> float:
+        """When a piece of work was last finished."""
+        return self._flights.progress_at_s
+
+    @property
     def sessions_created(self) -> int:
         return self._desk.created
 
@@ -230,7 +220,7 @@ class Engine:
         return self._endings.cleanup_failures
 
     def has_work(self) -> bool:
-        return any(e.waiters or e.needs_prefill for e in self.registry)
+        return bool(self._flights) or any(e.waiters or e.needs_prefill for e in self.registry)
 
     def take_snapshot(self, session_id: str) -> Snapshot:
         """What the command ``Save`` answers, at once; also in the middle of a tick. Raises as that does."""
@@ -269,23 +259,22 @@ class Engine:
     def _due(self, *, carrying: bool = True) -> list[Due]:
         """Sessions that want a tick; with ``carrying`` also those that must be prefilled before it."""
         return [
-            Due(e.session.id, e.waiters[0].order)
+            Due(e.session.id, e.waiters[0].order, e.waiters[0].due_s, e.waiters[0].urgent)
             for e in self.registry
-            if e.waiters and not e.opening and (carrying or not e.needs_prefill)
+            if e.waiters and not e.flying and not e.opening and (carrying or not e.needs_prefill)
         ]
 
-    def _board(self, flights: list[Flight]) -> None:
-        """These sessions, and no others, are in the batch."""
-        for flight in self._flights.values():
-            flight.entry.flying = False
-        self._flights = {f.entry.session.id: f for f in flights}
-        for flight in flights:
-            flight.entry.flying = True
-            flight.entry.flying_ticket = flight.waiter.ticket if flight.waiter else 0
-
-    def _leave(self, entry: Entry) -> Flight | None:
-        entry.flying = False
-        return self._flights.pop(entry.session.id, None)
+    def _chosen(self) -> tuple[str, ...]:
+        """A batch when none runs, else those that may join it."""
+        due = self._due(carrying=False)
+        if not self._flights:
+            return choose(due, self.settings.max_batch)
+        if not self._flights.may_join:
+            return ()
+        flying = [
+            Due(f.entry.session.id, f.waiter.order, f.waiter.due_s, f.waiter.urgent) for f in self._flights if f.waiter
+        ]
+        return joining(due, flying, self.settings.max_batch)
 
     def _begin(self, entry: Entry) -> Flight | None:
         """Freeze the next tick of a session, or answer its waiter with why not."""
@@ -300,7 +289,7 @@ class Engine:
         except Exception as error:  # the reducer's, whatever its type
             self._tick_failed(entry, waiter, error)
             return None
-        return Flight(entry, PlannedRow(tick, waiter.outputs), waiter)
+        return Flight(entry, PlannedRow(tick, waiter.outputs), waiter, self._clock.now_s())
 
     def _reserve(self, flights: list[Flight]) -> None:
         try:
@@ -310,65 +299,13 @@ class Engine:
                 self._fail_flight(flights[0], error)
             return  # a batch is planned once more by ``run``, and then row by row
         for row, flight in enumerate(flights):
-            flight.run, flight.row = run, row
-
-    def _drive(self, flights: list[Flight], plan: Callable[[list[PlannedRow]], TickRun]) -> None:
-        """Run flights to their results: together first, one by one when together failed."""
-        groups: deque[list[Flight]] = deque([flights])
-        while groups:
-            group = [f for f in groups.popleft() if self._is_flying(f)]
-            if not group:
-                continue
-            error = self._compute(group, plan)
-            live = [f for f in group if self._is_flying(f)]
-            if error is None:
-                for flight in live:
-                    assert flight.run is not None
-                    flight.result = flight.run.outcome(flight.row)
-            elif len(live) > 1 and not self.consumer.is_sticky(error):
-                self.counters.isolated_reruns += len(live)
-                groups.extendleft([f] for f in reversed(live))
-            else:
-                for flight in live:
-                    flight.result = error
-
-    def _compute(self, group: list[Flight], plan: Callable[[list[PlannedRow]], TickRun]) -> Exception | None:
-        """One run of one group; returns what stopped it. After an error nothing is reserved any more."""
-        run = group[0].run
-        try:
-            if run is None:
-                run = plan([f.planned for f in group])
-                for row, flight in enumerate(group):
-                    flight.run, flight.row = run, row
-            more = True
-            while more:
-                more = self._advance(run)
-                self.absorb()  # also after the last piece: what arrived before the commit acts before it
-        except Exception as error:
-            if run is not None:
-                run.close()
-            for flight in group:
-                flight.run = None
-            return error
-        return None
-
-    def _advance(self, run: TickRun) -> bool:
-        began_s, stage = self._clock.now_s(), run.stage
-        more = run.advance()
-        self.progress_at_s = self._clock.now_s()
-        spent_s = self.progress_at_s - began_s
-        self._model_s += spent_s
-        self._stages_s[stage] = self._stages_s.get(stage, 0.0) + spent_s
-        return more
-
-    def _is_flying(self, flight: Flight) -> bool:
-        return self._flights.get(flight.entry.session.id) is flight
+            flight.enter(run, row)
 
     def _withdraw(self, entry: Entry, error: Exception, ends: bool = False) -> None:
         """Take a session out of the batch that runs, if it is in it; its pages are free at once.
 
         ``ends``: its worker state is about to go anyway, so it does not matter what the worker made of the tick."""
-        flight = self._leave(entry)
+        flight = self._flights.leave(entry)
         if flight is None:
             return
         if flight.run is not None:
@@ -382,7 +319,7 @@ class Engine:
         else:
             self._tick_failed(entry, flight.waiter, error)
 
-    def _settle_tick(self, flight: Flight, batch: int) -> None:
+    def _settle_tick(self, flight: Flight) -> None:
         entry, run, result = flight.entry, flight.run, flight.result
         waiter, spec = flight.waiter, self.consumer.spec
         assert waiter is not None
@@ -422,11 +359,11 @@ class Engine:
             frames=following - first,
             prompt=tick.prompt,
             timings=ChunkTimings(
-                wait_ms=(self._planned_at_s - waiter.asked_at_s) * 1000,
-                tick_ms=(now_s - self._planned_at_s) * 1000,
-                model_ms=(self._model_s + waiter.prefill_s) * 1000,
-                batch_size=batch,
-                stages_ms={stage: spent_s * 1000 for stage, spent_s in self._stages_s.items()},
+                wait_ms=(flight.began_at_s - waiter.asked_at_s) * 1000,
+                tick_ms=(now_s - flight.began_at_s) * 1000,
+                model_ms=(flight.model_s + waiter.prefill_s) * 1000,
+                batch_size=flight.together,
+                stages_ms={stage: spent_s * 1000 for stage, spent_s in flight.stages_s.items()},
             ),
             pages_used=used,
             pages_total=total,
@@ -464,7 +401,7 @@ class Engine:
         self._fail(entry, waiter, error, f"the history could not be extended by chunk {entry.session.chunk_index - 1}")
 
     def _fail_flight(self, flight: Flight, error: Exception) -> None:
-        self._leave(flight.entry)
+        self._flights.leave(flight.entry)
         if flight.run is not None:
             flight.run.rollback(flight.row)
         assert flight.waiter is not None

@@ -34,6 +34,9 @@ class Waiter:
     """How much of the wait was the session's own prefill."""
     observation: Observation | None = None
     frame: Frame | None = None
+    due_s: float = 0.0
+    urgent: bool = False
+    """See :class:`realtime_omni.engine.scheduler.Due`."""
 
 
 @dataclass(slots=True)

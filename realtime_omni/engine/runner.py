@@ -79,6 +79,8 @@ class ModelRunner:
         synchronize: Callable[[], None] | None = None,
     ) -> None:
         """``synchronize`` waits for the device inside the protected scope of a tick, so that its failures are that tick's."""
+        if model.spec.continuous and model.spec.kv.num_layers:
+            raise ValueError(f"{model.spec.name!r} keeps a history, so its rows cannot join a step that runs")
         self.model = model
         self.book = book
         self.storage = storage

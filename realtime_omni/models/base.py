@@ -79,6 +79,9 @@ class ModelSpec:
     again (``on_failure: keep``), and sessions may be forked and rewound."""
     serial: bool = False
     """Only batches of one; asking for more is refused at start (rows A28, AC-17)."""
+    continuous: bool = False
+    """Rows join a step that runs, and each is settled as soon as it is done; see :class:`StepBatch`. Only for models without
+    history (:meth:`KVSpec.none`)."""
     horizon_frames: int | None = None
     takes_image: bool = False
     """A client may give its own start picture; otherwise one is refused instead of ignored."""
@@ -165,10 +168,19 @@ class StepRow:
 
 
 class StepBatch(Protocol):
-    """The rows of one tick and their attention."""
+    """The rows of one tick and their attention.
+
+    For a ``continuous`` model rows join between two checkpoints, under numbers that were never given before: what is new in
+    ``active`` is to be begun. Its step ends when no row is active, and returns nothing beside what it has finished."""
 
     @property
-    def rows(self) -> Sequence[StepRow]: ...
+    def rows(self) -> Sequence[StepRow]:
+        """In the order of their numbers. In a batch that is joined those who left are missing: use :meth:`row`."""
+        ...
+
+    def row(self, number: int) -> StepRow:
+        """An active row."""
+        ...
 
     @property
     def active(self) -> tuple[int, ...]:
@@ -177,6 +189,10 @@ class StepBatch(Protocol):
 
     def attention(self, branch: str | None = None) -> BlockAttention:
         """The attention of one branch (default: the first)."""
+        ...
+
+    def finish(self, row: int, result: RowOutput | Exception) -> None:
+        """A ``continuous`` model's row is done: it is not active any more, and settled at the next checkpoint."""
         ...
 
 

@@ -57,6 +57,7 @@ class Observation:
         steps: denoise steps; None: the policy's own number.
         label: the client's name of the episode; nothing depends on it.
         join: how its chunk continues the one before; None: it does not.
+        budget_s: its chunk should be there so many seconds after it was asked for; None: what the recipe says.
 
     Raises:
         ArgumentError: naming the field.
@@ -70,6 +71,7 @@ class Observation:
     steps: int | None = None
     label: str | None = None
     join: Join | None = None
+    budget_s: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "images", MappingProxyType(dict(self.images)))
@@ -88,6 +90,8 @@ class Observation:
             check_event_id(self.seed, "seed")
         if self.steps is not None and not 1 <= check_event_id(self.steps, "steps") <= MAX_STEPS:
             raise ArgumentError(f"steps must lie in 1..{MAX_STEPS}", path="steps")
+        if self.budget_s is not None and not (isinstance(self.budget_s, int | float) and 0 < self.budget_s < math.inf):
+            raise ArgumentError("budget_s must be a positive number of seconds", path="budget_s")
 
 
 def _check_array(array: Any, dtype: str, rank: int, path: str) -> None:

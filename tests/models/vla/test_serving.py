@@ -121,7 +121,7 @@ def test_a_batch_of_unequal_rows_is_its_members(model: VLAModel) -> None:
         engine.send(c.Next(ticket=0, session_id=SessionId(name), observation=one))
         for name, one in zip(names, seen, strict=True)
     ]
-    engine.cycle()
+    engine.rest()
     for ticket, one in zip(tickets, seen, strict=True):
         chunk = engine.result(ticket)
         assert chunk.timings.batch_size == 4
@@ -136,11 +136,32 @@ def test_who_leaves_between_two_denoise_steps_changes_nobody(model: VLAModel) ->
         for name, one in zip("abc", seen, strict=True)
     ]
     at(engine, "forward:4", lambda: engine.send(c.Close(ticket=0, session_id=SessionId("b"))))
-    engine.cycle()
+    engine.rest()
     for i in (0, 2):
         assert np.abs(actions(engine.result(tickets[i])) - plain(model, seen[i])).max() <= 1e-5
     assert engine.error(tickets[1]) is not None
     engine.engine.check()
+
+
+@pytest.mark.parametrize("mode", ["none", "identity", "vjp", "trained", "overlap"])
+def test_who_joins_a_running_batch_changes_nobody_and_is_what_it_is_alone(model: VLAModel, mode: str) -> None:
+    """Every member joins at another step; all have other times in the steps that they share."""
+    rules = {} if mode == "none" else {"rtc": {"mode": mode}}
+    joining = build(model.spec.name, **rules)
+    alone, together = serve(joining, *"abc"), serve(joining, *"abc")
+    for turn in range(2):
+        seen = {
+            name: joined(joining, 3 * turn + i, 2 * turn, turn - 1 if turn else None) for i, name in enumerate("abc")
+        }
+        expected = {name: actions(ask(alone, one, name)) for name, one in seen.items()}
+        tickets = {}
+        for name, one in seen.items():
+            tickets[name] = together.send(c.Next(ticket=0, session_id=SessionId(name), observation=one))
+            together.cycle(4)
+        together.rest()
+        for name, ticket in tickets.items():
+            assert np.abs(actions(together.result(ticket)) - expected[name]).max() <= 1e-5
+        assert max(together.result(ticket).timings.batch_size for ticket in tickets.values()) > 1
 
 
 class Counted:
@@ -294,7 +315,7 @@ def test_rows_with_and_without_an_old_chunk_share_a_batch() -> None:
             name: together.send(c.Next(ticket=0, session_id=SessionId(name), observation=seen[name][turn]))
             for name in seen
         }
-        together.cycle()
+        together.rest()
         for name, ticket in tickets.items():
             assert np.abs(actions(together.result(ticket)) - expected[name]).max() <= 1e-5
 

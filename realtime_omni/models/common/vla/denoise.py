@@ -1,6 +1,7 @@
-"""The flow loop of a batch, one step at a time: rows that go by the same rule take their steps together.
+"""The flow loops of a batch, one step at a time: rows that go by the same rule take their steps together.
 
-Owns the grouping of rows and what happens when one leaves. Must not know: observations, units, sessions.
+Rows join and leave between two steps, each with a time of its own. Owns the grouping of rows, their times, and what happens
+when one leaves. Must not know: observations, units, sessions.
 """
 
 from __future__ import annotations
@@ -34,49 +35,86 @@ class FlowRow:
 
 
 class Flow:
-    """Rows of one number of steps and one resolved mode."""
+    """Rows of one number of steps and one resolved mode, however far each has come."""
 
-    def __init__(self, stages: Stages, rows: Sequence[FlowRow], settings: Settings) -> None:
+    def __init__(self, stages: Stages, steps: int, settings: Settings) -> None:
         self._stages = stages
         self._settings = settings
-        self._rows = tuple(rows)
-        self._rule: StepRule = Euler()
-        self._arrange()
-        self._x = self._rule.start(torch.stack([row.noise for row in rows]))
+        self._rows: tuple[FlowRow, ...] = ()
+        self._taken: tuple[int, ...] = ()
+        """Steps that each row has taken."""
+        self._x = torch.empty(0, device=stages.device)
+        self._step_s = -1.0 / steps
+        self._times = torch.tensor([time_of(step, steps) for step in range(steps)], device=stages.device)
 
-    def step(self, number: int, active: Collection[int]) -> None:
-        """Step ``number`` for those rows that are still wanted."""
-        self._keep(active)
-        steps = self._rows[0].steps if self._rows else 0
-        if number >= steps:
-            return
-        t = torch.full((len(self._rows),), time_of(number, steps), dtype=torch.float32, device=self._x.device)
-        self._x = self._rule.step(self._velocity, self._x, t, -1.0 / steps)
+    @property
+    def is_empty(self) -> bool:
+        return not self._rows
 
-    def chunks(self) -> dict[int, Tensor]:
-        """Row number -> chunk [H, A] in model space."""
-        return {row.number: chunk for row, chunk in zip(self._rows, self._x, strict=True)}
+    def join(self, rows: Sequence[FlowRow]) -> None:
+        began = self._rule(rows).start(torch.stack([row.noise for row in rows]))
+        self._x = torch.cat((self._x, began)) if self._rows else began
+        self._arrange((*self._rows, *rows), (*self._taken, *(0 for _ in rows)))
 
-    def _keep(self, active: Collection[int]) -> None:
-        kept = [i for i, row in enumerate(self._rows) if row.number in active]
+    def step(self, active: Collection[int]) -> dict[int, Tensor]:
+        """One step of every row that is still wanted; the chunks [H, A] in model space of those that are done, by number."""
+        self._keep([i for i, row in enumerate(self._rows) if row.number in active])
+        if self.is_empty:
+            return {}
+        t = self._times[self._next]
+        self._x = self._guide.step(self._velocity, self._x, t, self._step_s)
+        self._next += 1
+        self._taken = tuple(taken + 1 for taken in self._taken)
+        done = [i for i, taken in enumerate(self._taken) if taken == len(self._times)]
+        chunks = {self._rows[i].number: self._x[i] for i in done}
+        self._keep([i for i in range(len(self._rows)) if i not in done])
+        return chunks
+
+    def _keep(self, kept: list[int]) -> None:
         if len(kept) == len(self._rows):
             return
-        self._rows = tuple(self._rows[i] for i in kept)
         self._x = self._x[kept]
-        if kept:
-            self._arrange()
+        self._arrange(tuple(self._rows[i] for i in kept), tuple(self._taken[i] for i in kept))
 
-    def _arrange(self) -> None:
-        self._velocity = self._stages.velocity([row.kv for row in self._rows], [row.state for row in self._rows])
-        noise = self._rows[0].noise
-        previous = Previous.of([row.left for row in self._rows], *noise.shape).to(noise.device)
-        self._rule = step_rule(self._settings, previous, [row.delay for row in self._rows]) or Euler()
+    def _arrange(self, rows: tuple[FlowRow, ...], taken: tuple[int, ...]) -> None:
+        self._rows, self._taken = rows, taken
+        if self.is_empty:
+            return
+        self._next = torch.tensor(taken).to(self._stages.device, non_blocking=True)
+        self._velocity = self._stages.velocity([row.kv for row in rows], [row.state for row in rows])
+        self._guide = self._rule(rows)
+
+    def _rule(self, rows: Sequence[FlowRow]) -> StepRule:
+        noise = rows[0].noise
+        previous = Previous.of([row.left for row in rows], *noise.shape).to(noise.device)
+        return step_rule(self._settings, previous, [row.delay for row in rows]) or Euler()
 
 
-def make_flows(stages: Stages, rows: Sequence[FlowRow], settings: Settings) -> tuple[Flow, ...]:
-    """Rows by steps and mode. A row with nothing left of an old chunk goes by the plain rule."""
-    groups: dict[tuple[int, Mode], list[FlowRow]] = {}
-    for row in rows:
-        mode = resolve(settings.mode, row.delay, stages.network.shape.horizon) if len(row.left) else Mode.NONE
-        groups.setdefault((row.steps, mode), []).append(row)
-    return tuple(Flow(stages, group, replace(settings, mode=mode)) for (_, mode), group in groups.items())
+class Flows:
+    """All rows under way, by number of steps and mode."""
+
+    def __init__(self, stages: Stages, settings: Settings) -> None:
+        self._stages = stages
+        self._settings = settings
+        self._flows: dict[tuple[int, Mode], Flow] = {}
+
+    def join(self, rows: Sequence[FlowRow]) -> None:
+        """A row with nothing left of an old chunk goes by the plain rule."""
+        groups: dict[tuple[int, Mode], list[FlowRow]] = {}
+        for row in rows:
+            horizon = self._stages.network.shape.horizon
+            mode = resolve(self._settings.mode, row.delay, horizon) if len(row.left) else Mode.NONE
+            groups.setdefault((row.steps, mode), []).append(row)
+        for (steps, mode), group in groups.items():
+            if (steps, mode) not in self._flows:
+                self._flows[steps, mode] = Flow(self._stages, steps, replace(self._settings, mode=mode))
+            self._flows[steps, mode].join(group)
+
+    def step(self, active: Collection[int]) -> dict[int, Tensor]:
+        """One step of every row that is still wanted; the chunks of those that are done, by number."""
+        chunks: dict[int, Tensor] = {}
+        for key, flow in tuple(self._flows.items()):
+            chunks |= flow.step(active)
+            if flow.is_empty:
+                del self._flows[key]
+        return chunks

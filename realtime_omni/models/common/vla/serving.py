@@ -1,14 +1,14 @@
 """A loaded policy as a model of the engine: observations in, chunks of actions out, batched over sessions.
 
 Owns the tick: pictures, prefix, denoise steps, robot units, and which of it is shared or reused. Must not know: a family's
-network or checkpoint layout. Pictures of all rows are encoded together, prefixes too; a row whose pictures and words are
-those of its session's last observation takes the prefix from its state. Denoise steps run on all rows that go by the same
-rule; between two of them rows may leave.
+network or checkpoint layout. Pictures of all rows that join are encoded together, prefixes too; a row whose pictures and
+words are those of its session's last observation takes the prefix from its state. Denoise steps run on all rows that go by
+the same rule; between two of them rows join and leave.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
@@ -32,7 +32,7 @@ from realtime_omni.models.base import (
 from realtime_omni.models.common.noise import block_noise
 from realtime_omni.models.common.packing import fingerprint
 from realtime_omni.models.common.vla import memory
-from realtime_omni.models.common.vla.denoise import Flow, FlowRow, make_flows
+from realtime_omni.models.common.vla.denoise import FlowRow, Flows
 from realtime_omni.models.common.vla.graphs import Speed, open_stages
 from realtime_omni.models.common.vla.images import signed
 from realtime_omni.models.common.vla.memory import MOST_PLANNED, KeptPrefix, Planned, VLAState
@@ -98,6 +98,7 @@ class VLAModel(PolicyBase):
             fps=1.0,
             frames_per_block=1,
             rollback_safe=True,
+            continuous=True,
             policy=PolicySpec(
                 cameras=processing.cameras,
                 image_size=shape.image_size,
@@ -129,29 +130,25 @@ class VLAModel(PolicyBase):
             raise ArgumentError(f"noise is [{shape.horizon}, {shape.action_dim}]", path="noise")
 
     def step(self, batch: StepBatch) -> Step:
-        yield Checkpoint("forward", "images")
-        results: dict[int, RowOutput | Exception] = {}
+        """Whoever has joined is begun, then everybody takes a step; whoever has taken the last one is done."""
         rows: dict[int, _Row] = {}
-        for number in batch.active:
-            try:
-                rows[number] = self._read(batch.rows[number])
-            except OmniError as refused:  # this observation cannot be used; the others can
-                results[number] = refused
-        self._encode_pictures([row for row in rows.values() if row.prefix is None])
-        yield Checkpoint("forward", "prefix")
-        self._compute_prefixes([r for n, r in rows.items() if r.prefix is None and n in batch.active])
-        flows = self._flows([(n, r) for n, r in rows.items() if n in batch.active])
-        most = max((self._steps(rows[n]) for n in rows if n in batch.active), default=0)
-        for number in range(most):
+        flows = Flows(self._stages, self._rtc)
+        while batch.active:
+            if any(number not in rows for number in batch.active):
+                yield Checkpoint("forward", "images")
+                fresh = self._begin(batch, rows)
+                yield Checkpoint("forward", "prefix")
+                self._join(flows, [number for number in fresh if number in batch.active], rows)
             yield Checkpoint("forward", "denoise")
+            if any(number not in rows for number in batch.active):
+                continue  # who has joined meanwhile is begun first
+            rows = {number: row for number, row in rows.items() if number in batch.active}  # nobody else is kept alive
             with torch.no_grad():
-                for flow in flows:
-                    flow.step(number, batch.active)
-        yield Checkpoint("sync", "denoise")
-        for flow in flows:
-            for number, chunk in flow.chunks().items():
-                results[number] = self._output(rows[number], chunk)
-        return results
+                chunks = flows.step(batch.active)
+            for number, chunk in chunks.items():
+                batch.finish(number, self._output(rows.pop(number), chunk))
+            self._stages.pace()
+        return {}
 
     def pack(self, state: VLAState) -> PackedState:
         return memory.pack(state)
@@ -168,6 +165,28 @@ class VLAModel(PolicyBase):
         return fingerprint(*settings, weights=cast(nn.Module, self.network))
 
     # ------------------------------------------------------------------ before the first denoise step
+
+    def _begin(self, batch: StepBatch, rows: dict[int, _Row]) -> list[int]:
+        """Read the observations of those who have joined, and encode their pictures; the numbers that can go on."""
+        fresh = []
+        for number in batch.active:
+            if number in rows:
+                continue
+            try:
+                rows[number] = self._read(batch.row(number))
+            except OmniError as refused:  # this observation cannot be used; the others can
+                batch.finish(number, refused)
+            else:
+                fresh.append(number)
+        self._encode_pictures([rows[number] for number in fresh if rows[number].prefix is None])
+        return fresh
+
+    def _join(self, flows: Flows, numbers: Sequence[int], rows: Mapping[int, _Row]) -> None:
+        if not numbers:
+            return
+        self._compute_prefixes([rows[number] for number in numbers if rows[number].prefix is None])
+        with torch.no_grad():
+            flows.join([self._flow_row(number, rows[number]) for number in numbers])
 
     def _read(self, row: StepRow) -> _Row:
         """Raises ArgumentError."""
@@ -207,10 +226,6 @@ class VLAModel(PolicyBase):
         for row, kv in zip(rows, self._stages.prefixes(features, _stacked(rows).to(self._device)), strict=True):
             row.prefix = KeptPrefix(row.key, kv)
             row.features = None
-
-    @torch.no_grad()
-    def _flows(self, rows: Sequence[tuple[int, _Row]]) -> Sequence[Flow]:
-        return make_flows(self._stages, [self._flow_row(number, row) for number, row in rows], self._rtc)
 
     def _flow_row(self, number: int, row: _Row) -> FlowRow:
         assert row.prefix is not None

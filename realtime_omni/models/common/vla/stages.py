@@ -25,6 +25,17 @@ class Stages:
     def __init__(self, network: FlowNetwork, device: torch.device) -> None:
         self.network = network
         self.device = device
+        self._latest: torch.cuda.Event | None = None
+
+    def pace(self) -> None:
+        """Let the device be at most one piece behind: else a whole chunk is queued on it when somebody urgent comes."""
+        if self.device.type != "cuda":
+            return
+        before = self._latest
+        self._latest = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._latest.record()
+        if before is not None:
+            before.synchronize()
 
     def warm_up(self, rows: int) -> None:
         """Prepare for batches of up to ``rows`` robots, so that none of them waits for it. Here: nothing to prepare."""
