@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -60,6 +61,9 @@ from realtime_omni.models.lingbot.camera import (
 from realtime_omni.models.lingbot.controls import TRAJECTORY, LingBotReducer, check_control, schemas
 from realtime_omni.models.lingbot.state import LingBotState, Text
 from realtime_omni.session.values import Artifact, ArtifactSpec, ChunkMetadata, Modality, Representation, SessionEvent
+
+if TYPE_CHECKING:
+    from realtime_omni.config import Config
 
 MASK_CHANNELS = 4
 """Of the network's input: 1 where the condition is a given picture."""
@@ -112,6 +116,12 @@ class LingBot:
         self._fingerprint = fingerprint
         self._codec = ((), ()) if vae is None else vae.slot_shapes(settings.height, settings.width)
         self._spec = self._describe(name)
+
+    @classmethod
+    def from_config(cls, config: Config) -> LingBot:
+        from realtime_omni.models.lingbot.loader import load
+
+        return load(config)
 
     @property
     def spec(self) -> ModelSpec:

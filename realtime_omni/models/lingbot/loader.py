@@ -1,0 +1,182 @@
+"""LingBot-World v2 from its checkpoint: a recipe's options become a model.
+
+Two folder layouts: that of diffusers (``transformer``, ``vae``, ``text_encoder``, ``tokenizer``) and the native one
+(``transformers`` with the network's shards; its text encoder and autoencoder are pickles, which are never opened, so
+``options.vae`` and ``options.text`` name folders in diffusers' layout instead). Dimensions are read off the tensors; what the
+two published forms disagree about is an option each, with no hidden default in code beside the recipe's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import torch
+from msgspec import Meta
+
+from realtime_omni.errors import ConfigError
+from realtime_omni.models.common.vla.weights import shapes_in
+from realtime_omni.models.common.wan.text import UMT5
+from realtime_omni.models.common.wan.transformer import PATCH, WanConfig, WanTransformer
+from realtime_omni.models.common.wan.vae import WanVAE
+from realtime_omni.models.common.wan.weights import load_transformer, shards
+from realtime_omni.models.lingbot.model import LingBot, Settings
+
+if TYPE_CHECKING:
+    from realtime_omni.config import Config
+
+log = logging.getLogger(__name__)
+
+Side = Annotated[int, Meta(ge=16, le=4096, multiple_of=16)]
+Frames = Annotated[int, Meta(ge=1, le=1024)]
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The recipe's ``options``; see :class:`~realtime_omni.models.lingbot.model.Settings` for what the numbers mean."""
+
+    checkpoint: str
+    frames_per_block: Frames
+    labels: Annotated[tuple[int, ...], Meta(min_length=1, max_length=64)]
+    shift: Annotated[float, Meta(gt=0, le=100)]
+    integer_timesteps: bool
+    height: Side = 480
+    width: Side = 832
+    window_frames: Frames = 9
+    sink_frames: Annotated[int, Meta(ge=0, le=1024)] = 9
+    clean_pass: bool = True
+    fps: Annotated[float, Meta(gt=0, le=120)] = 16.0
+    horizon: Annotated[int, Meta(ge=9)] | None = None
+    pixels: bool = True
+    """False: latents only, without an autoencoder."""
+    vae: str | None = None
+    text: str | None = None
+    """Folders of the autoencoder and of ``tokenizer`` and ``text_encoder``, where the checkpoint does not bring them."""
+    compile: bool = False
+    head_dim: Annotated[int, Meta(ge=6, le=512)] | None = None
+    """Default: what the checkpoint's ``config.json`` says, else 128."""
+
+    def settings(self) -> Settings:
+        return Settings(
+            height=self.height,
+            width=self.width,
+            frames_per_block=self.frames_per_block,
+            window_frames=self.window_frames,
+            sink_frames=self.sink_frames,
+            labels=self.labels,
+            shift=self.shift,
+            table=self.integer_timesteps,
+            clean_pass=self.clean_pass,
+            fps=self.fps,
+            horizon=self.horizon,
+        )
+
+
+def load(config: Config) -> LingBot:
+    """Raises ConfigError, naming the option, the file or the tensors that do not fit."""
+    options = config.options_as(Options)
+    root = Path(options.checkpoint).expanduser()
+    if not options.checkpoint or not root.is_dir():
+        raise ConfigError(f"options.checkpoint: no folder {options.checkpoint!r}", path="options.checkpoint")
+    folder = next((root / name for name in ("transformer", "transformers") if (root / name).is_dir()), root)
+    dtype = getattr(torch, config.dtype)
+    shape = dimensions(folder, options.head_dim)
+    with torch.device("meta"):
+        network = WanTransformer(shape)
+    load_transformer(network, folder, dtype=dtype, device=config.device, progress=Progress("weights"))
+    vae = WanVAE.load(_part(root, options.vae, "vae"), dtype=dtype, device=config.device) if options.pixels else None
+    texts = root if options.text is None else Path(options.text).expanduser()
+    text = UMT5(texts, dtype=dtype, device=config.device)
+    if options.compile:
+        network.compile_layers()
+    return LingBot(
+        network,
+        text,
+        options.settings(),
+        vae=vae,
+        device=config.device,
+        fingerprint=fingerprint(folder, repr(options.settings()), config.dtype),
+    )
+
+
+def dimensions(folder: Path, head_dim: int | None = None) -> WanConfig:
+    """Read off the checkpoint's shapes. Raises ConfigError when it holds no such network."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in shards(folder):
+        shapes.update(shapes_in(path))
+
+    def shape(*names: str) -> tuple[int, ...]:
+        for name in names:
+            if name in shapes:
+                return shapes[name]
+        raise ConfigError(f"{folder.name} does not hold this model; missing: {names[0]}", path=folder.name)
+
+    patch = shape("patch_embedding.weight")
+    width, cells = patch[0], PATCH * PATCH
+    settings = _json(folder / "config.json")
+    size = head_dim or settings.get("attention_head_dim") or 128
+    if width % size:
+        raise ConfigError(f"a width of {width} has no heads of {size}", path="options.head_dim")
+    camera = shapes.get("patch_embedding_wancamctrl.weight")
+    return WanConfig(
+        layers=len({m.group(1) for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))}),
+        heads=width // size,
+        head_dim=size,
+        mlp_width=shape("blocks.0.ffn.0.weight", "blocks.0.ffn.net.0.proj.weight")[0],
+        in_channels=patch[1],
+        out_channels=shape("head.head.weight", "proj_out.weight")[0] // cells,
+        text_width=shape("text_embedding.0.weight", "condition_embedder.text_embedder.linear_1.weight")[1],
+        frequencies=shape("time_embedding.0.weight", "condition_embedder.time_embedder.linear_1.weight")[1],
+        camera_channels=0 if camera is None else camera[1] // cells,
+    )
+
+
+def fingerprint(folder: Path, *parts: str) -> str:
+    """Over names, sizes and headers of the shards and a megabyte at the end of each: weights too large to read twice."""
+    digest = hashlib.sha256(repr(parts).encode())
+    for path in shards(folder):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(min(size, 1 << 20)))
+            file.seek(max(size - (1 << 20), 0))
+            digest.update(file.read())
+    return digest.hexdigest()
+
+
+class Progress:
+    """Says in the log how far a load is, at most every two seconds."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._said_s = what, time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now_s = time.monotonic()
+        if done == total or now_s - self._said_s >= 2:
+            self._said_s = now_s
+            log.info("%s: %.1f of %.1f GB", self._what, done / 1e9, total / 1e9)
+
+
+def _part(root: Path, given: str | None, name: str) -> Path:
+    folder = root / name if given is None else Path(given).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(
+            f"options.{name}: no folder {folder.name!r}; a pickled file is not opened, give a folder in diffusers' layout",
+            path=f"options.{name}",
+        )
+    return folder
+
+
+def _json(path: Path) -> dict[str, int]:
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ConfigError(f"{path.name} cannot be read as JSON", path=path.name) from None
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,139 @@
+"""Checkpoints in the real layouts: dimensions read off the tensors, and what is refused before a weight is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from models.lingbot.tiny import CONFIG, tiny_network
+from realtime_omni.config import load
+from realtime_omni.errors import ConfigError
+from realtime_omni.models.common.wan.weights import load_transformer
+from realtime_omni.models.lingbot.loader import dimensions, fingerprint
+from realtime_omni.models.lingbot.loader import load as load_model
+
+BACK = {
+    "patches": "patch_embedding",
+    "camera_patches": "patch_embedding_wancamctrl",
+    "camera_first": "c2ws_hidden_states_layer1",
+    "camera_second": "c2ws_hidden_states_layer2",
+    "text_in": "text_embedding.0",
+    "text_out": "text_embedding.2",
+    "time_in": "time_embedding.0",
+    "time_out": "time_embedding.2",
+    "time_projection": "time_projection.1",
+    "head": "head.head",
+}
+BLOCK = {
+    "attention.q_norm": "self_attn.norm_q",
+    "attention.k_norm": "self_attn.norm_k",
+    "attention.out": "self_attn.o",
+    "camera.first": "cam_injector_layer1",
+    "camera.second": "cam_injector_layer2",
+    "camera.scale": "cam_scale_layer",
+    "camera.shift": "cam_shift_layer",
+    "cross.q": "cross_attn.q",
+    "cross.q_norm": "cross_attn.norm_q",
+    "cross.k_norm": "cross_attn.norm_k",
+    "cross.out": "cross_attn.o",
+    "cross_norm": "norm3",
+    "up": "ffn.0",
+    "down": "ffn.2",
+}
+
+
+def native(network: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The names and shapes of the model's own repository."""
+    out: dict[str, torch.Tensor] = {}
+    for name, tensor in network.state_dict().items():
+        stem, _, kind = name.rpartition(".")
+        if name == "head_modulation":
+            out["head.modulation"] = tensor[None]
+        elif name == "patches.weight":
+            out["patch_embedding.weight"] = tensor.view(len(tensor), -1, 1, 2, 2)
+        elif not name.startswith("layers."):
+            out[f"{BACK[stem]}.{kind}"] = tensor
+        else:
+            _, number, rest = name.split(".", 2)
+            inner = rest.rpartition(".")[0]
+            if rest == "modulation":
+                out[f"blocks.{number}.modulation"] = tensor[None]
+            elif inner in ("attention.qkv", "cross.kv"):
+                part, letters = ("self_attn", "qkv") if inner == "attention.qkv" else ("cross_attn", "kv")
+                for letter, piece in zip(letters, tensor.chunk(len(letters)), strict=True):
+                    out[f"blocks.{number}.{part}.{letter}.{kind}"] = piece
+            else:
+                out[f"blocks.{number}.{BLOCK[inner]}.{kind}"] = tensor
+    return {name: tensor.contiguous().clone() for name, tensor in out.items()}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "lingbot" / "transformers"
+    folder.mkdir(parents=True)
+    tensors = native(tiny_network(torch.float32))
+    names = sorted(tensors)
+    save_file({n: tensors[n] for n in names[::2]}, folder / "model-00001-of-00002.safetensors")
+    save_file({n: tensors[n] for n in names[1::2]}, folder / "model-00002-of-00002.safetensors")
+    return tmp_path / "lingbot"
+
+
+def test_dimensions_are_read_off_the_tensors_and_the_weights_arrive(checkpoint: Path) -> None:
+    folder = checkpoint / "transformers"
+    assert dimensions(folder, head_dim=CONFIG.head_dim) == CONFIG
+    with torch.device("meta"):
+        network = type(tiny_network())(CONFIG)
+    load_transformer(network, folder, dtype=torch.float32, device="cpu")
+    for name, tensor in tiny_network(torch.float32).state_dict().items():
+        assert torch.equal(network.state_dict()[name], tensor), name
+
+
+def test_the_head_size_can_come_from_the_configuration(checkpoint: Path) -> None:
+    folder = checkpoint / "transformers"
+    (folder / "config.json").write_text(json.dumps({"attention_head_dim": CONFIG.head_dim}))
+    assert dimensions(folder).heads == CONFIG.heads
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        dimensions(folder)
+
+
+def test_the_fingerprint_knows_the_weights_and_the_settings(checkpoint: Path) -> None:
+    folder = checkpoint / "transformers"
+    before = fingerprint(folder, "a")
+    assert fingerprint(folder, "a") == before
+    assert fingerprint(folder, "b") != before
+    path = folder / "model-00002-of-00002.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+    assert fingerprint(folder, "a") != before
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        (["options.checkpoint=/no/such/folder"], "options.checkpoint"),
+        (["options.head_dim=16"], "options.head_dim"),
+        (["options.head_dim=12"], "options.vae"),
+        (["options.head_dim=12", "options.pixels=false"], "options.checkpoint"),
+    ],
+    ids=["absent", "heads", "a pickled autoencoder", "a pickled text encoder"],
+)
+def test_what_is_missing_is_named(checkpoint: Path, changes: list[str], path: str) -> None:
+    given = [f"options.checkpoint={checkpoint}", "device=cpu", "dtype=float32", "options.compile=false", *changes]
+    with pytest.raises(ConfigError) as caught:
+        load_model(load("lingbot-world", {}, given))
+    assert caught.value.path == path
+
+
+@pytest.mark.parametrize(
+    "change", ["options.height=100", "options.labels=[]", "options.shift=0", "options.horizon=3", "options.sinks=1"]
+)
+def test_options_out_of_bounds_are_refused(checkpoint: Path, change: str) -> None:
+    given = [f"options.checkpoint={checkpoint}", "device=cpu", "dtype=float32", change]
+    with pytest.raises(ConfigError):
+        load_model(load("lingbot-world", {}, given))
