@@ -28,7 +28,7 @@ from realtime_omni.server.outbox import ConnectionEnded
 from realtime_omni.server.outgoing import Outgoing, PromptTransport
 from realtime_omni.server.sound import PCM_24K, SoundDecoder, SoundEncoder, SoundFormat
 from realtime_omni.server.transport import TransportLost
-from realtime_omni.session.frame import AddText, Configure, Directive, Respond, Role, Say, ToolResult
+from realtime_omni.session.frame import AddText, Configure, Directive, Respond, Role, Say, Tool, ToolResult
 from realtime_omni.session.signals import ContextUse, InputTranscript, OutputText, ToolCall
 from realtime_omni_protocols.live import (
     PRIMARY,
@@ -37,6 +37,8 @@ from realtime_omni_protocols.live import (
     Close,
     Command,
     End,
+    FunctionTool,
+    GoOn,
     Inject,
     LiveClose,
     LiveCode,
@@ -47,6 +49,10 @@ from realtime_omni_protocols.live import (
     Send,
     SessionConfig,
     Start,
+    ToolOutput,
+    UseTools,
+    function_tools,
+    tool_choice,
 )
 from realtime_omni_protocols.live.config import BUILT_IN_VOICES
 from realtime_omni_protocols.world_server import TokenBucket
@@ -96,7 +102,7 @@ class LiveSession:
         self._expected = 0
         self._usage_s = 0
         self._context: float | None = None
-        self._overrun = 0
+        self._overrun = self._asked = 0
         self._said_at_ms: dict[str, float] = {}
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -222,6 +228,12 @@ class LiveSession:
                     self._append(command)
                 case Inject():
                     self._inject(command)
+                case UseTools(tools, choice):
+                    self._direct(_configure(tools, choice))
+                case ToolOutput(call_id, output):
+                    self._direct(ToolResult(call_id, output))
+                case GoOn():
+                    self._go_on()
                 case PlayFixture(audio):
                     self._play(audio)
                 case End():
@@ -248,7 +260,10 @@ class LiveSession:
         expires_at = int(time.time() + self._voice.max_session_s)
         self._hub.add(self)
         voice = voice or next(iter(call.spec.voices), "default")
-        self._do(self.side.started(self.id, expires_at=expires_at, model=self._voice.model, voice=voice))
+        started = self.side.started(
+            self.id, expires_at=expires_at, model=self._voice.model, voice=voice, takes_tools=call.spec.takes_tools
+        )
+        self._do(started)
         if ignored:
             self._do(
                 self.side.inform("input_ignored", f"this model takes no text: {', '.join(ignored)} without effect")
@@ -270,6 +285,9 @@ class LiveSession:
         """Tell the model how it begins; returns the fields that it cannot use."""
         texts = [AddText(item.text, role=_ROLES[item.role]) for item in config.input or ()]
         instructions = config.instructions if self._stored is None else None
+        delegation = config.delegation
+        if call.spec.takes_tools and (tools := function_tools(delegation)) is not None:
+            call.direct(_configure(tools, tool_choice(delegation)))
         if call.spec.takes_text:
             call.direct(Configure(instructions=instructions, voice=voice), *texts)
             return []
@@ -314,6 +332,18 @@ class LiveSession:
         else:
             first = AddText(command.text, role="system", kind=command.kind, id=name)
         return [first, Respond(f"{name}_response")] if spoken and spec.takes_requests else [first]
+
+    def _direct(self, directive: Directive) -> None:
+        if self.call is not None:
+            try:
+                self.call.direct(directive)
+            except OmniError as error:
+                self._do(self.side.complain(_refusal(error, self.id)))
+
+    def _go_on(self) -> None:
+        self._asked += 1
+        if self._voice.spec.takes_requests:
+            self._direct(Respond(f"go_on_{self._asked}"))
 
     def _play(self, audio: bytes) -> None:
         assert self.call is not None
@@ -394,7 +424,8 @@ class LiveSession:
                         span = self._ms(signal.start_ms), self._ms(signal.end_ms)
                         self._do(self.side.output_transcript(text, *span))
                 case ToolCall():
-                    self._do(self.side.delegated(signal.call_id, self._ms(tick.start_ms)))
+                    at = self._ms(tick.start_ms)
+                    self._do(self.side.called(signal.call_id, signal.name, signal.arguments, at))
                 case ContextUse():
                     self._context = signal.ratio
                 case _:
@@ -436,6 +467,13 @@ class LiveSession:
             return False
         self._said_at_ms[trouble] = now
         return True
+
+
+def _configure(tools: tuple[FunctionTool, ...] | None, choice: str | None) -> Configure:
+    if tools is None:
+        return Configure(tool_choice=choice)
+    made = tuple(Tool(tool.name, tool.description or "", tool.parameters or {}) for tool in tools)
+    return Configure(tools=made, tool_choice=choice)
 
 
 def _sound_format(form: AudioFormat) -> SoundFormat:

@@ -143,6 +143,39 @@ async def test_other_formats_are_understood_and_keep_time(encoding: str, rate: i
         assert np.abs(heard).max() > 0.05
 
 
+WEATHER = {"type": "function", "name": "weather", "description": "Of a city.", "parameters": {"type": "object"}}
+ASKED = [{"role": "user", "content": [{"text": 'call weather {"city":"Rome"}'}]}]
+
+
+async def test_a_function_is_called_and_its_result_spoken() -> None:
+    """As LiveKit and Pipecat do it: the functions are the hosted backend's, the model stands in for it."""
+    async with voice_server() as server:
+        delegation = {"type": "responses", "responses": {"model": "b", "tools": [WEATHER]}}
+        client = await server.start(input=ASKED, delegation=delegation)
+        client.say("session.commentary.append", content="Go.", delegation_id=None)
+        await server.hush(client, 5)
+        created, called, completed = (event["event"] for event in client.of("response.event"))
+        assert created["response"]["id"] == completed["response"]["id"]
+        item = called["item"]
+        assert (item["name"], item["arguments"], item["status"]) == ("weather", '{"city":"Rome"}', "completed")
+        output = {"type": "function_call_output", "call_id": item["call_id"], "output": "It rains."}
+        client.say("response.item.create", item=output)
+        client.say("response.create")
+        await server.hush(client, 15)
+        assert client.transcript == "It rains."
+        assert client.of("error") == []
+
+
+async def test_functions_that_come_later_are_called_too() -> None:
+    async with voice_server() as server:
+        client = await server.start(input=ASKED, delegation={"type": "responses", "responses": {"model": "b"}})
+        update = {"delegation": {"type": "responses", "responses": {"tools": [WEATHER]}}}
+        client.say("session.update", session=update)
+        client.say("session.commentary.append", content="Go.", delegation_id=None)
+        await server.hush(client, 5)
+        assert len(client.of("response.event")) == 3
+
+
 async def test_a_sideband_sees_both_directions_and_the_end() -> None:
     async with voice_server() as server:
         client = await server.start(audio={"format": {"type": "audio/pcm", "rate": 16_000}})

@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 from .audience import PRIMARY
+from .backend import FunctionTool, function_tools, tool_choice
 from .client_events import MAX_APPEND_S, MAX_EVENT_BYTES, MAX_FIXTURE_S, parse_client
-from .commands import Append, Close, Command, End, Inject, Injection, Output, PlayFixture, Send, Start
+from .commands import (
+    Append,
+    Close,
+    Command,
+    End,
+    GoOn,
+    Inject,
+    Injection,
+    Output,
+    PlayFixture,
+    Send,
+    Start,
+    ToolOutput,
+    UseTools,
+)
 from .config import (
     PCM_24K,
     AudioFormat,
@@ -37,6 +52,8 @@ __all__ = [
     "Delegation",
     "End",
     "ForkConfig",
+    "FunctionTool",
+    "GoOn",
     "InitialItem",
     "Inject",
     "Injection",
@@ -52,7 +69,11 @@ __all__ = [
     "SessionConfig",
     "SessionResource",
     "Start",
+    "ToolOutput",
     "UpdateConfig",
+    "UseTools",
+    "function_tools",
     "parse_client",
     "parse_server",
+    "tool_choice",
 ]

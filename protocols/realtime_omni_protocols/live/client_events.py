@@ -95,16 +95,18 @@ class SessionClose(ClientEvent, frozen=True, kw_only=True, tag="session.close"):
     pass
 
 
+class ResponseItemCreate(ClientEvent, frozen=True, kw_only=True, tag="response.item.create"):
+    """Add an item to the backend's conversation: what a function returned. No answer."""
+
+    item: dict[str, Any]
+
+
+class ResponseCreate(ClientEvent, frozen=True, kw_only=True, tag="response.create"):
+    """The backend goes on: every call is answered."""
+
+
 class Unsupported(ClientEvent, frozen=True, kw_only=True):
     """An event of the protocol that this server does not carry out."""
-
-
-class ResponseItemCreate(Unsupported, frozen=True, kw_only=True, tag="response.item.create"):
-    pass
-
-
-class ResponseCreate(Unsupported, frozen=True, kw_only=True, tag="response.create"):
-    pass
 
 
 class DecisionCreate(Unsupported, frozen=True, kw_only=True, tag="decision.create"):
@@ -124,9 +126,7 @@ class DtmfSend(Unsupported, frozen=True, kw_only=True, tag="transport.dtmf.send"
 
 
 AnyContextAppend: TypeAlias = InstructionsAppend | ThinkingAppend | CommentaryAppend
-AnyUnsupported: TypeAlias = (
-    ResponseItemCreate | ResponseCreate | DecisionCreate | DecisionItemCreate | DecisionItemDelete | DtmfSend
-)
+AnyUnsupported: TypeAlias = DecisionCreate | DecisionItemCreate | DecisionItemDelete | DtmfSend
 AnyClientEvent: TypeAlias = (
     SessionStart
     | ForkStart
@@ -137,6 +137,8 @@ AnyClientEvent: TypeAlias = (
     | FixturePlay
     | AnyContextAppend
     | SessionClose
+    | ResponseItemCreate
+    | ResponseCreate
     | AnyUnsupported
 )
 

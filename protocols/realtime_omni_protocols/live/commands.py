@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from .backend import FunctionTool
 from .config import SessionConfig
 from .errors import LiveClose, LiveCode
 from .server_events import CloseReason
@@ -55,6 +56,24 @@ class Inject(Struct, frozen=True):
     delegation_id: str | None
 
 
+class UseTools(Struct, frozen=True):
+    """The functions that the model may call from now on; None keeps what was."""
+
+    tools: tuple[FunctionTool, ...] | None
+    choice: str | None
+
+
+class ToolOutput(Struct, frozen=True):
+    """What a function returned that the model called (`called`)."""
+
+    call_id: str
+    output: str
+
+
+class GoOn(Struct, frozen=True):
+    """The model may speak now: its calls are answered, or it was asked to."""
+
+
 class PlayFixture(Struct, frozen=True):
     """PCM16 at 24 kHz that takes the place of the model's output from now on, then `fixture_played`."""
 
@@ -68,4 +87,4 @@ class End(Struct, frozen=True):
 
 
 Output: TypeAlias = Send | Close
-Command: TypeAlias = Output | Start | Append | Inject | PlayFixture | End
+Command: TypeAlias = Output | Start | Append | Inject | UseTools | ToolOutput | GoOn | PlayFixture | End

@@ -7,7 +7,7 @@ the reflected `InputAudio` have no ``event_id``: they are many, and nothing refe
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -37,6 +37,7 @@ class DelegationInfo(Part, frozen=True, kw_only=True):
     id: str
     target: Literal["client", "responses"]
     type: Literal["delegation"]
+    response_id: str | None = None
 
 
 class ErrorBody(Part, frozen=True, kw_only=True):
@@ -114,6 +115,13 @@ class DelegationCreated(ServerEvent, frozen=True, kw_only=True, tag="session.del
     offset_ms: int
 
 
+class ResponseEvent(ServerEvent, frozen=True, kw_only=True, tag="response.event"):
+    """An event of the Responses API, from the backend."""
+
+    event: dict[str, Any]
+    delegation_id: str | None = None
+
+
 class UsageUpdated(ServerEvent, frozen=True, kw_only=True, tag="session.usage.updated"):
     usage: Usage
     context_window: ContextWindow | None = None
@@ -158,6 +166,7 @@ AnyServerEvent: TypeAlias = (
     | InputTranscriptDelta
     | OutputTranscriptDelta
     | DelegationCreated
+    | ResponseEvent
     | UsageUpdated
     | ErrorEvent
     | Info

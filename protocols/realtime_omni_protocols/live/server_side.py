@@ -23,12 +23,13 @@ all of them return outputs in the order in which they have to be carried out::
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import UNSET, Struct, structs
 
 from ..errors import LocalError
 from .audience import PRIMARY, Audience, Origin
+from .backend import call_events, empty_events, function_tools, read_output, tool_choice
 from .client_events import (
     MAX_APPEND_S,
     MAX_FIXTURE_S,
@@ -42,6 +43,8 @@ from .client_events import (
     InputAudioMute,
     InputAudioUnmute,
     InstructionsAppend,
+    ResponseCreate,
+    ResponseItemCreate,
     SessionClose,
     SessionStart,
     SessionUpdate,
@@ -50,7 +53,7 @@ from .client_events import (
     event_type,
     parse_client,
 )
-from .commands import Append, Command, End, Inject, Injection, PlayFixture, Start
+from .commands import Append, Command, End, GoOn, Inject, Injection, PlayFixture, Start, ToolOutput, UseTools
 from .config import PCM_24K, Delegation, SessionConfig, SessionResource, merged, resolve
 from .errors import LiveClose, LiveCode, LiveError
 from .server_events import (
@@ -67,6 +70,7 @@ from .server_events import (
     InputTranscriptDelta,
     InstructionsAppended,
     OutputTranscriptDelta,
+    ResponseEvent,
     ServerEvent,
     SessionClosed,
     SessionStarted,
@@ -76,6 +80,8 @@ from .server_events import (
     UsageUpdated,
 )
 from .states import PRIMARY_ONLY, LiveState, refusal
+
+T = TypeVar("T")
 
 MAX_PENDING = 32
 """Injections that wait for their tick."""
@@ -114,8 +120,11 @@ class LiveServerSide:
         self._fixture: Origin | None = None
         self._waiting: dict[int, _Waiting] = {}
         self._delegations: dict[str, None] = {}
+        self._backend = False
+        self._calls: dict[str, str] = {}
+        """Calls of the backend that are not answered, with their delegations."""
         self._seconds = 0
-        self._tickets = self._received = 0
+        self._tickets = self._responses = self._received = 0
 
     # ---- connections
 
@@ -182,6 +191,10 @@ class LiveServerSide:
                 return self._play(event, origin)
             case InstructionsAppend() | ThinkingAppend() | CommentaryAppend():
                 return self._inject(event, origin)
+            case ResponseItemCreate(item=item):
+                return self._answer(item)
+            case ResponseCreate():
+                return self._go_on(origin)
             case SessionClose():
                 return self.end("close_requested", origin)
             case _:
@@ -190,6 +203,7 @@ class LiveServerSide:
     def _start(self, config: SessionConfig, origin: Origin) -> list[Command]:
         _refuse_client(config.client)
         _refuse_triggers(config.triggers)
+        function_tools(config.delegation)
         self.state, self._config, self._starting = LiveState.STARTING, config, origin
         return [Start(config)]
 
@@ -197,15 +211,18 @@ class LiveServerSide:
         assert self._config is not None
         assert self._resource is not None
         change, before = event.session, self._config.delegation or Delegation(type="client")
+        tools, choice = None, None
         if change.triggers is not UNSET:
             _refuse_triggers(change.triggers)
         if isinstance(change.delegation, Delegation):
             if change.delegation.type != before.type:
                 text = f"the delegation's type stays {before.type}"
                 raise LiveError(LiveCode.IMMUTABLE_PARAMETER, text, "session.delegation.type")
+            tools, choice = function_tools(change.delegation), tool_choice(change.delegation)
             self._config = structs.replace(self._config, delegation=merged(before, change.delegation))
         self._resource = self._resource.with_delegation(self._config.delegation)
-        return self._tell(SessionUpdated, origin, session=self._resource)
+        told = self._tell(SessionUpdated, origin, session=self._resource)
+        return [UseTools(tools, choice), *told] if self._backend and (tools is not None or choice) else told
 
     def _play(self, event: FixturePlay, origin: Origin) -> list[Command]:
         if self._fixture is not None:
@@ -226,17 +243,40 @@ class LiveServerSide:
         self._waiting[self._tickets] = _Waiting(origin, kind)
         return [Inject(self._tickets, kind, event.content, event.delegation_id)]
 
+    def _answer(self, item: dict[str, Any]) -> list[Command]:
+        self._need_backend()
+        output = read_output(item)
+        if self._calls.pop(output.call_id, None) is None:
+            text = "no such call, or it is answered already"
+            raise LiveError(LiveCode.INVALID_VALUE, text, "item.call_id")
+        return [ToolOutput(output.call_id, output.output)]
+
+    def _go_on(self, origin: Origin) -> list[Command]:
+        self._need_backend()
+        begun, completed = empty_events(self._new_response(), self._model)
+        return [*self._tell(ResponseEvent, origin, event=begun), GoOn(), *self._tell(ResponseEvent, event=completed)]
+
+    def _need_backend(self) -> None:
+        if not self._backend:
+            raise LiveError(
+                LiveCode.UNSUPPORTED_EVENT, "there is no backend: responses delegation and a model with tools"
+            )
+
     # ---- facts: beginning and end
 
-    def started(self, session_id: str, *, expires_at: int, model: str, voice: str) -> list[Command]:
-        """The session exists. ``expires_at``: Unix seconds; ``model`` and ``voice``: the ones it really has."""
+    def started(
+        self, session_id: str, *, expires_at: int, model: str, voice: str, takes_tools: bool = False
+    ) -> list[Command]:
+        """The session exists. ``expires_at``: Unix seconds; ``model`` and ``voice``: the ones it really has;
+        ``takes_tools``: the model calls functions, so it can stand in for a hosted backend."""
         self._expect(LiveState.STARTING)
         assert self._config is not None
         self.state = LiveState.ACTIVE
         origin, self._starting = self._starting, None
         self._resource = resolve(self._config, session_id=session_id, expires_at=expires_at, model=model, voice=voice)
         sent = self._tell(SessionStarted, origin, session=self._resource)
-        if self._resource.delegation.type == "responses":
+        self._backend = takes_tools and self._resource.delegation.type == "responses"
+        if self._resource.delegation.type == "responses" and not takes_tools:
             sent += self.inform("delegation_unavailable", "this server has no backend; the model answers by itself")
         if self._ending is not None:
             (reason, closer), self._ending = self._ending, None
@@ -311,13 +351,25 @@ class LiveServerSide:
         waiting = self._waiting.pop(ticket, None)
         return [] if waiting is None else self._audience.refuse(waiting.origin, error)
 
-    def delegated(self, delegation_id: str, offset_ms: int) -> list[Command]:
-        """The model wants something done; the client may refer to it by its id. Nothing where another backend was asked for."""
+    def called(self, call_id: str, name: str, arguments: str, offset_ms: int) -> list[Command]:
+        """The model calls a function; ``arguments``: JSON text. With client delegation it is a delegation whose id is
+        ``call_id``, with a backend it is the backend's stream."""
+        if self.state is not LiveState.ACTIVE:
+            return []
+        if not self._backend:
+            return self._delegate(call_id, offset_ms)
+        delegation, response = f"delegation_{call_id}", self._new_response()
+        _remember(self._calls, call_id, delegation)
+        info = DelegationInfo(id=delegation, target="responses", type="delegation", response_id=response)
+        told = self._event(DelegationCreated, delegation=info, offset_ms=offset_ms)
+        for event in call_events(response, self._model, call_id, name, arguments):
+            told += self._event(ResponseEvent, event=event, delegation_id=delegation)
+        return told
+
+    def _delegate(self, delegation_id: str, offset_ms: int) -> list[Command]:
         if self._config is None or (self._config.delegation and self._config.delegation.type != "client"):
             return []
-        self._delegations[delegation_id] = None
-        if len(self._delegations) > MAX_DELEGATIONS:
-            del self._delegations[next(iter(self._delegations))]
+        _remember(self._delegations, delegation_id, None)
         info = DelegationInfo(id=delegation_id, target="client", type="delegation")
         return self._event(DelegationCreated, delegation=info, offset_ms=offset_ms)
 
@@ -369,6 +421,15 @@ class LiveServerSide:
 
     # ---- inside
 
+    @property
+    def _model(self) -> str:
+        assert self._resource is not None
+        return self._resource.model
+
+    def _new_response(self) -> str:
+        self._responses += 1
+        return f"resp_{self._responses}"
+
     def _expect(self, state: LiveState) -> None:
         if self.state is not state:
             raise LocalError(f"state is {self.state.value}, not {state.value}")
@@ -400,6 +461,13 @@ _APPENDED: dict[Injection, type[InstructionsAppended | ThinkingAppended | Commen
     "thinking": ThinkingAppended,
     "commentary": CommentaryAppended,
 }
+
+
+def _remember(known: dict[str, T], key: str, value: T) -> None:
+    """Bounded: the oldest go."""
+    known[key] = value
+    if len(known) > MAX_DELEGATIONS:
+        del known[next(iter(known))]
 
 
 def _refuse_client(client: object) -> None:

@@ -16,6 +16,8 @@ from .client_events import (
     InputAudioMute,
     InputAudioUnmute,
     InstructionsAppend,
+    ResponseCreate,
+    ResponseItemCreate,
     SessionClose,
     SessionStart,
     SessionUpdate,
@@ -46,6 +48,8 @@ ALLOWED: dict[type[ClientEvent], frozenset[LiveState]] = {
     InstructionsAppend: _ACTIVE,
     ThinkingAppend: _ACTIVE,
     CommentaryAppend: _ACTIVE,
+    ResponseItemCreate: _ACTIVE,
+    ResponseCreate: _ACTIVE,
     SessionClose: frozenset({LiveState.STARTING, LiveState.ACTIVE, LiveState.CLOSING}),
 }
 """Which event is taken in which state; `refusal` says what the others are answered."""

@@ -53,7 +53,7 @@ def test_openai_types_accept_every_event(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
     result = run("openai", str(SCRIPTS / "validate_live.py"), str(file))
     assert result["failed"] == 0, result["first"]
-    assert len(result["seen"]) == 18
+    assert len(result["seen"]) == 19
     assert sum(result["seen"].values()) == len(events) > 10_000
 
 
@@ -83,4 +83,5 @@ async def test_livekit_holds_a_conversation() -> None:
     assert "seconds of sound" in result["heard"]
     assert abs(result["received_s"] - result["sent_s"]) < 0.5
     assert result["session"]
+    assert result["tools"] == {"called": "weather", "said": "It rains in Rome."}
     assert result["errors"] == []

@@ -17,6 +17,7 @@ from realtime_omni_protocols.live import (
     Close,
     Command,
     End,
+    GoOn,
     Inject,
     LiveCode,
     LiveError,
@@ -25,6 +26,8 @@ from realtime_omni_protocols.live import (
     PlayFixture,
     Send,
     Start,
+    ToolOutput,
+    UseTools,
 )
 
 Step = tuple[str, int]
@@ -33,7 +36,7 @@ Step = tuple[str, int]
 TICK_MS = 80
 PCM = base64.b64encode(bytes(3840)).decode()
 CONTEXTS = ("instructions", "thinking", "commentary")
-UNANSWERED = ("session.input_audio.append",)
+UNANSWERED = ("session.input_audio.append", "response.item.create")
 ANSWERS = {
     "session.start": "session.started",
     "session.update": "session.updated",
@@ -41,6 +44,7 @@ ANSWERS = {
     "session.input_audio.unmute": "session.input_audio.unmuted",
     "session.output_audio.fixture.play": "session.output_audio.fixture.playing",
     "session.close": "session.closed",
+    "response.create": "response.event",
 } | {f"session.{kind}.append": f"session.{kind}.appended" for kind in CONTEXTS}
 
 
@@ -196,7 +200,7 @@ class Driver:
                     self.heard.append(heard)
                 case End():
                     self.judge.ending()
-                case Start() | PlayFixture() | Send() | Close():
+                case Start() | UseTools() | ToolOutput() | GoOn() | PlayFixture() | Send() | Close():
                     pass
 
     # ---- what clients do
@@ -236,6 +240,20 @@ class Driver:
         self.send(number, {"type": "session.close"})
 
     def do_unsupported(self, number: int) -> None:
+        self.send(number, {"type": "decision.create"})
+
+    def do_tools(self, number: int) -> None:
+        tools = [{"type": "function", "name": "f"}, {"type": "web_search"}]
+        responses = {"tools": tools if number % 3 else "none", "tool_choice": {"type": "function", "name": "f"}}
+        self.send(
+            number, {"type": "session.update", "session": {"delegation": {"type": "responses", "responses": responses}}}
+        )
+
+    def do_output(self, number: int) -> None:
+        item = {"type": "function_call_output", "call_id": f"d{number % 4}", "output": "1"}
+        self.send(number, {"type": "response.item.create", "item": item})
+
+    def do_go_on(self, number: int) -> None:
         self.send(number, {"type": "response.create"})
 
     def do_nonsense(self, number: int) -> None:
@@ -263,7 +281,8 @@ class Driver:
 
     def do_started(self, number: int) -> None:
         if self.side.state is LiveState.STARTING:
-            self.carry_out(self.side.started("live_1", expires_at=99, model="m", voice="v"))
+            started = self.side.started("live_1", expires_at=99, model="m", voice="v", takes_tools=number % 2 == 1)
+            self.carry_out(started)
 
     def do_refused(self, number: int) -> None:
         if self.side.state is LiveState.STARTING:
@@ -285,7 +304,7 @@ class Driver:
                 self.carry_out(self.side.injected(ticket, start, start + TICK_MS))
 
     def do_delegated(self, number: int) -> None:
-        self.carry_out(self.side.delegated(f"d{number % 4}", self.ticks * TICK_MS))
+        self.carry_out(self.side.called(f"d{number % 4}", "f", "{}", self.ticks * TICK_MS))
 
     def do_fixture_played(self, number: int) -> None:
         if self.side.fixture_active:
@@ -315,7 +334,7 @@ def random_steps(seed: int, count: int = 60) -> list[Step]:
     calm = [name for name in ACTIONS if name not in ("expire", "close", "closed", "lose")]
     pool = [*calm, *_OFTEN, *_OFTEN]
     steps = [(rng.choice(pool), rng.randrange(12)) for _ in range(count)]
-    start: list[Step] = [("nonsense", seed), ("start", 6 if seed % 5 == 0 else 1), ("started", 0)]
+    start: list[Step] = [("nonsense", seed), ("start", 6 if seed % 3 == 0 else 1), ("started", seed % 2)]
     end = [(rng.choice(["expire", "close", "lose", "closed"]), rng.randrange(12)), ("inject", 1), ("tick", 1)]
     return [*start, *steps, *end]
 

@@ -369,8 +369,8 @@ SESSIONS: list[Vector] = [
                 error(4, "delegation_not_found", "c", "delegation_id"),
             ),
             fact(
-                "delegated",
-                {"delegation_id": "d", "offset_ms": 320},
+                "called",
+                {"call_id": "d", "name": "f", "arguments": "{}", "offset_ms": 320},
                 says(
                     {
                         "type": "session.delegation.created",
@@ -483,6 +483,105 @@ SESSIONS: list[Vector] = [
         ],
     },
 ]
+
+BACKEND = {"type": "responses", "responses": {"model": "b", "tools": [{"type": "function", "name": "f"}]}}
+
+
+def backend(number: int, event: Vector, **more: Any) -> Vector:
+    return says({"type": "response.event", "event_id": f"event_{number}", "event": event, **more})
+
+
+def lifecycle(response: str, status: str) -> Vector:
+    kind = {"in_progress": "response.created", "completed": "response.completed"}[status]
+    return {
+        "type": kind,
+        "response": {"id": response, "object": "response", "model": "m", "output": [], "status": status},
+    }
+
+
+OUTPUT = {"type": "response.item.create", "item": {"type": "function_call_output", "call_id": "c1", "output": "sunny"}}
+SESSIONS.append(
+    {
+        "name": "a model that calls functions stands in for the backend",
+        "steps": [
+            receive({**START, "session": {"model": "m", "delegation": BACKEND}}, {"start": "m"}),
+            fact(
+                "started",
+                {
+                    "session_id": "live_1",
+                    "expires_at": 1900000000,
+                    "model": "m",
+                    "voice": "v",
+                    "takes_tools": True,
+                },
+                says(
+                    {
+                        **STARTED,
+                        "session": {
+                            **RESOURCE,
+                            "delegation": {
+                                "type": "responses",
+                                "acknowledgement_delay_ms": 0,
+                                "responses": {"model": "b"},
+                            },
+                        },
+                    }
+                ),
+            ),
+            fact(
+                "called",
+                {"call_id": "c1", "name": "f", "arguments": '{"x":1}', "offset_ms": 80},
+                says(
+                    {
+                        "type": "session.delegation.created",
+                        "event_id": "event_2",
+                        "delegation": {
+                            "id": "delegation_c1",
+                            "target": "responses",
+                            "type": "delegation",
+                            "response_id": "resp_1",
+                        },
+                        "offset_ms": 80,
+                    }
+                ),
+                backend(3, lifecycle("resp_1", "in_progress"), delegation_id="delegation_c1"),
+                backend(
+                    4,
+                    {
+                        "type": "response.output_item.done",
+                        "output_index": 0,
+                        "item": {
+                            "type": "function_call",
+                            "id": "fc_c1",
+                            "call_id": "c1",
+                            "name": "f",
+                            "arguments": '{"x":1}',
+                            "status": "completed",
+                        },
+                    },
+                    delegation_id="delegation_c1",
+                ),
+                backend(5, lifecycle("resp_1", "completed"), delegation_id="delegation_c1"),
+            ),
+            receive(OUTPUT, {"tool_output": "c1", "output": "sunny"}),
+            receive({**OUTPUT, "event_id": "again"}, error(6, "invalid_value", "again", "item.call_id")),
+            receive(
+                {"type": "response.create", "event_id": "on"},
+                backend(7, lifecycle("resp_2", "in_progress"), client_event_id="on"),
+                {"go_on": True},
+                backend(8, lifecycle("resp_2", "completed")),
+            ),
+            receive(
+                {
+                    "type": "session.update",
+                    "event_id": "u",
+                    "session": {"delegation": {"type": "responses", "responses": {"tools": 3}}},
+                },
+                error(9, "invalid_value", "u", "session.delegation.responses.tools"),
+            ),
+        ],
+    }
+)
 
 FILES = {"client_taken.json": TAKEN, "client_refused.json": REFUSED, "sessions.json": SESSIONS}
 

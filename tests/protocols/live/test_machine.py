@@ -40,7 +40,7 @@ def test_every_event_is_reached() -> None:
     seen: set[str] = set()
     for seed in SEEDS:
         seen |= {event["type"] for event in Driver().run(random_steps(seed)).events}
-    assert len(seen) == 18
+    assert len(seen) == 19
 
 
 def one_id(patch: Patch) -> None:

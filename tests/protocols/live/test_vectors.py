@@ -14,6 +14,7 @@ from realtime_omni_protocols.live import (
     Close,
     Command,
     End,
+    GoOn,
     Inject,
     LiveCode,
     LiveError,
@@ -21,6 +22,8 @@ from realtime_omni_protocols.live import (
     PlayFixture,
     Send,
     Start,
+    ToolOutput,
+    UseTools,
     parse_client,
     parse_server,
 )
@@ -67,6 +70,12 @@ def shown(command: Command) -> dict[str, Any]:
             return {"inject": ticket, "kind": kind, "text": text}
         case PlayFixture(audio=audio):
             return {"fixture": base64.b64encode(audio).decode()}
+        case UseTools(tools=tools, choice=choice):
+            return {"tools": None if tools is None else [tool.name for tool in tools], "choice": choice}
+        case ToolOutput(call_id=call_id, output=output):
+            return {"tool_output": call_id, "output": output}
+        case GoOn():
+            return {"go_on": True}
         case End(reason=reason):
             return {"end": reason}
         case _:

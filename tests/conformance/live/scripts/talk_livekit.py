@@ -10,9 +10,47 @@ import time
 import aiohttp
 import numpy as np
 from livekit import rtc
+from livekit.agents import llm
 from livekit.plugins import openai
 
 os.environ.setdefault("OPENAI_API_KEY", "-")
+
+
+@llm.function_tool
+async def weather(city: str) -> str:
+    """The weather of a city."""
+    return f"It rains in {city}."
+
+
+async def use_a_tool(http: aiohttp.ClientSession, base_url: str) -> dict:
+    """What AgentSession does with a call: run the function, add its output to the conversation."""
+    texts, calls = [], asyncio.Queue()
+    model = openai.realtime.GPTLiveModel(base_url=base_url, http_session=http)
+    session = model.session()
+    session.on("transcript_delta", lambda event: texts.append(event.text))
+    session.on("function_call", calls.put_nowait)
+    context = llm.ChatContext.empty()
+    context.add_message(role="user", content='call weather {"city":"Rome"}')
+    await session._update_session(instructions="Be brief.", chat_ctx=context, tools=[weather])
+    silence = rtc.AudioFrame(bytes(4800), 24_000, 1, 2400)
+
+    async def be_silent() -> None:
+        while True:
+            session.push_audio(silence)
+            await asyncio.sleep(0.1)
+
+    silent = asyncio.create_task(be_silent())
+    session.append_commentary("Go.")
+    call = await asyncio.wait_for(calls.get(), 10)
+    said = await weather(**json.loads(call.arguments))
+    output = llm.FunctionCallOutput(call_id=call.call_id, name=call.name, output=said, is_error=False)
+    await session._append_items([output])
+    async with asyncio.timeout(10):
+        while "".join(texts).strip() != said:
+            await asyncio.sleep(0.1)
+    silent.cancel()
+    await session.aclose()
+    return {"called": call.name, "said": "".join(texts)}
 
 
 async def main(base_url: str) -> dict:
@@ -52,6 +90,7 @@ async def main(base_url: str) -> dict:
         session_id = session.session_id
         await session.aclose()
         listening.cancel()
+        tools = await use_a_tool(http, base_url)
     return {
         "greeting": greeting,
         "answer": answer,
@@ -60,6 +99,7 @@ async def main(base_url: str) -> dict:
         "received_s": samples / 24_000,
         "session": bool(session_id),
         "errors": errors,
+        "tools": tools,
     }
 
 
