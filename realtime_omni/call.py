@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from realtime_omni.duplex.attachment import Attachment
 from realtime_omni.duplex.journal import Lost
 from realtime_omni.duplex.outputs import DuplexOptions, Ended, InterruptReason, Output
 from realtime_omni.duplex.session import DuplexSession, Feed
@@ -42,6 +43,7 @@ from realtime_omni.errors import (
     TickError,
 )
 from realtime_omni.handle import ENDS, Session
+from realtime_omni.ids import random_token
 from realtime_omni.manager import SessionManager
 from realtime_omni.session.frame import Directive
 from realtime_omni.session.values import Chunk, SessionId
@@ -59,6 +61,9 @@ class Call:
     """One call. Made by :meth:`Calls.open`. Safe to share between tasks of one event loop."""
 
     def __init__(self, calls: Calls, session: Session, duplex: DuplexSession, phase: int) -> None:
+        self.resume_token: str | None = random_token()
+        """Opens the call once more (:meth:`Calls.resume`). Handed out to its first holder; not kept after the first resume."""
+        self.attachment = Attachment(self.resume_token)
         self.phase = phase
         self.duplex = duplex
         self._calls = calls
@@ -134,11 +139,17 @@ class Call:
 
     # ------------------------------------------------------------------ out
 
-    async def outputs(self, after: int = 0) -> AsyncGenerator[tuple[int, Output | Lost], None]:
+    async def outputs(
+        self, after: int = 0, generation: int | None = None
+    ) -> AsyncGenerator[tuple[int, Output | Lost], None]:
         """Everything told behind number ``after``, with its number, as it comes; the last is :class:`Ended`.
 
-        Any number of readers may. One that is slow misses sound first (a tick then has none), and then gets ``Lost``."""
+        Any number of readers may. One that is slow misses sound first (a tick then has none), and then gets ``Lost``.
+        ``generation``: of the holder that reads; when another takes over, ``Ended("taken_over")`` is its last."""
         while True:
+            if generation is not None and generation != self.attachment.generation:
+                yield after, Ended("taken_over")
+                return
             found = self.duplex.read(after, 1)  # one by one: an interruption between two must reach the second
             if not found:
                 await self._wait()
@@ -207,7 +218,7 @@ class Call:
         if rewind_to is not None:
             self._rewind_to = rewind_to if self._rewind_to is None else min(rewind_to, self._rewind_to)
             self._mend()
-        self._wake()
+        self.changed()
 
     def _mend(self) -> None:
         if self._mending is None and self.duplex.ended is None:
@@ -253,12 +264,13 @@ class Call:
             self.duplex.end(reason, self._now_s())
             self._unsubscribe()
             self._calls.forget(self)
-        self._wake()
+        self.changed()
 
     def _now_s(self) -> float:
         return self._calls.now_s()
 
-    def _wake(self) -> None:
+    def changed(self) -> None:
+        """Readers look again."""
         changed, self._changed = self._changed, None
         if changed is not None and not changed.done():
             changed.set_result(None)
@@ -319,6 +331,20 @@ class Calls:
             return call
         self._manager.get_session(session_id)  # says which of the two
         raise SessionGoneError(f"session {session_id!r} is ending")
+
+    async def resume(self, session_id: str, token: str) -> tuple[Call, str]:
+        """A lost or taken over call: its holder is the caller from now on, the grace of :meth:`Call.detach` ends, and whoever
+        held it until now reads ``Ended("taken_over")``. Returns the call and the token for the next time; what the holder
+        missed is ``call.outputs(after=...)``.
+
+        Raises SessionGoneError: it has ended (``session_gone``), or none has this id and token (``session_not_found``)."""
+        call = self.get(session_id)
+        fresh = random_token()
+        call.attachment.resume(token, fresh)
+        call.resume_token = None
+        call.changed()
+        await call.attach()
+        return call, fresh
 
     async def fork(self, call: Call, session_id: str | None = None) -> Call:
         """A second call that remembers what this one does, up to its last frame; its clock goes on from there.

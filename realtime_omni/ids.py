@@ -18,6 +18,11 @@ def random_request_id(session_id: SessionId, chunk_index: ChunkIndex) -> str:
     return f"ar-{session_id}-{chunk_index}-{secrets.token_hex(8)}"
 
 
+def random_token() -> str:
+    """256 random bits, for a URL: whoever has it may resume a session."""
+    return secrets.token_urlsafe(32)
+
+
 def random_seed() -> int:
     """A seed that a JSON number carries exactly."""
     return secrets.randbelow(2**53)

@@ -97,7 +97,7 @@ class Caller:
                 rest = 0 if self._sounds else rest + 1
                 if rest > REST_FRAMES or (self._sounds and self._random.random() < 0.05):
                     voice, rest = VOICE_FRAMES, 0
-                    self._barged_s = time.perf_counter() if self._sounds else None
+                    self._barged_s = time.perf_counter() - FRAME_S if self._sounds else None
                     self._spoke_until_s = None
             await ws.send(VOICE if voice else SILENCE)
             if voice:

@@ -12,7 +12,7 @@ import pytest
 
 from realtime_omni.call import Call, Calls
 from realtime_omni.duplex.outputs import DuplexOptions, Ended, Interrupted, Output, Tick
-from realtime_omni.errors import ArgumentError, ConfigError, OmniError, SessionGoneError
+from realtime_omni.errors import ArgumentError, ConfigError, ErrorCode, OmniError, SessionGoneError
 from realtime_omni.manager import SessionManager
 from realtime_omni.models.null.model import NullWorld
 from realtime_omni.models.puppet.model import Puppet, PuppetOptions
@@ -305,3 +305,36 @@ async def test_a_task_that_is_cancelled_at_any_await_leaves_nothing_behind() -> 
                     await asyncio.sleep(0)
         if finished:
             break
+
+
+async def test_a_lost_call_is_resumed_where_its_holder_left_and_the_old_holder_is_told() -> None:
+    async with lines() as (line,):
+        calls, call = line.calls, line.call
+        token = call.resume_token
+        assert token is not None
+        old = call.outputs(generation=1)
+        await line.frame(Say("r", "one two three four"))
+        seq, first = await anext(old)
+        await call.detach(30.0)
+        for _ in range(3):
+            await line.frame()
+        resumed, fresh = await calls.resume(call.id, token)
+        assert resumed is call
+        assert fresh != token
+        assert [output async for _, output in old] == [Ended("taken_over")]
+        missed = [output for _, output in call.duplex.read(seq)]
+        assert [t.number for t in missed if isinstance(t, Tick)] == [1, 2, 3]
+        assert isinstance(first, Tick)
+        with pytest.raises(SessionGoneError):
+            await calls.resume(call.id, "guessed")
+        await call.close()
+        with pytest.raises(SessionGoneError) as gone:
+            await calls.resume(call.id, fresh)
+        assert gone.value.code is ErrorCode.SESSION_GONE
+
+
+async def test_a_lost_call_ends_after_its_grace() -> None:
+    async with lines() as (line,):
+        await line.call.detach(0.0)
+        outputs = [output async for _, output in line.call.outputs()]
+        assert outputs[-1] == Ended("detached_expired")
