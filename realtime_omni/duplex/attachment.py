@@ -1,8 +1,8 @@
 """Who drives a session: one holder at a time, by a token that changes with every resume.
 
 Owns the digests (never a token) and the number of the present holder. Must not know sockets, or how tokens are made: a fresh
-one is an argument. Until the new token is used, or its holder confirms that it arrived, the one before opens the session too, so
-that an answer that was lost on its way does not lock its client out.
+one is an argument. Until the new token is used, or its holder confirms that it arrived, the one before opens the session as
+well, so that an answer that was lost on its way does not lock its client out.
 """
 
 from __future__ import annotations
