@@ -65,6 +65,8 @@ class Inbox:
 
     def take(self) -> list[Command]:
         """Everything that waits, control first; never blocks."""
+        if not self._control and not self._work:
+            return []  # a look between two passes costs no lock; what is put at this moment is seen by the next
         with self._ready:
             taken = [*self._control, *self._work]
             self._control.clear()

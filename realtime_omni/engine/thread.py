@@ -108,7 +108,8 @@ class EngineThread:
 
     def _loop(self, engine: Engine) -> None:
         while not self._stopping.is_set():
-            if engine.cycle() or engine.has_work():
+            engine.cycle()
+            if engine.has_work():
                 continue
             deadline_s = engine.next_deadline_s()
             wait_s = LONGEST_WAIT_S

@@ -95,8 +95,10 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=F
 
 
 def _check_text(value: str, path: str) -> None:
-    if any(0xD800 <= ord(c) <= 0xDFFF for c in value):
-        raise ArgumentError(f"{path} holds a lone surrogate", path=path)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError(f"{path} holds a lone surrogate", path=path) from None
 
 
 def _check_name(value: object, path: str) -> None:

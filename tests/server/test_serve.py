@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from realtime_omni.manager import SessionManager
 from realtime_omni.server.clock import LoopClock
 from realtime_omni.server.hub import WorldHub
 from realtime_omni.server.metrics import Metrics
-from realtime_omni.server.run import serve
+from realtime_omni.server.run import keep_for_good, serve
 from realtime_omni.server.settings import ServerSettings
 from realtime_omni_protocols.openpi import PATH as ROBOT_PATH
 from realtime_omni_protocols.openpi import pack, unpack
@@ -56,6 +57,15 @@ def ready_url(process: subprocess.Popen[str]) -> str:
     found = re.search(r"http://\S+", line)
     assert found, line
     return found[0]
+
+
+def test_the_garbage_collector_passes_over_what_was_made_before_serving() -> None:
+    try:
+        keep_for_good()
+        assert gc.get_freeze_count() > 10_000
+        assert len(gc.get_objects()) < gc.get_freeze_count() / 10
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
