@@ -139,6 +139,17 @@ def test_the_loss_of_a_silent_network_is_the_variance_of_noise_and_actions():
     assert loss.item() == pytest.approx(2.0, abs=0.1)  # noise and actions of variance 1 each
 
 
+def test_the_loss_compiles_into_one_graph_and_stays_what_it_was():
+    scene = scenes(6)
+    inputs = inputs_of(scene, pictures(scene, TRY.vision.image_size), statistics())
+    loss_of, actions = FlowLoss(network(), draws=2), torch.randn(6, HORIZON, ACTION_DIM, generator=generator())
+    told = []
+    for loss in (loss_of, torch.compile(loss_of, backend="eager", fullgraph=True)):
+        torch.manual_seed(3)
+        told.append(loss(inputs, actions, torch.arange(6)).item())
+    assert told[0] == pytest.approx(told[1], rel=1e-5)
+
+
 def test_a_collector_labels_every_scene_with_the_experts_own_chunk():
     collector = Collector(64, generator())
     for _ in range(3):

@@ -77,7 +77,8 @@ def positions(mask: Tensor) -> Tensor:
 def visible(mask: Tensor, block: Tensor) -> Tensor | None:
     """bool [B, 1 or T, T], or None when every token sees every other; see :class:`Prefix`. A masked query sees what it would
     if it were not: its result is never read, but it stays finite."""
-    if bool((block == block[:, :1]).all()):
+    # A compiler would cut its graph in two to ask (training compiles the whole pass).
+    if not torch.compiler.is_compiling() and bool((block == block[:, :1]).all()):
         return None if bool(mask.all()) else mask[:, None, :]
     return mask[:, None, :] & (block[:, None, :] <= block[:, :, None])
 
@@ -212,7 +213,8 @@ class DensePrefixAttention:
         self.kv = kv
         device = kv.keys[0].device
         self.lengths = kv.lengths.to(device, non_blocking=True)
-        self._mask = None if bool(kv.mask.all()) else kv.mask[:, None, :].to(device, non_blocking=True)
+        full = not torch.compiler.is_compiling() and bool(kv.mask.all())
+        self._mask = None if full else kv.mask[:, None, :].to(device, non_blocking=True)
 
     def joint(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tensor:
         keys = torch.cat((self.kv.keys[layer], k), dim=1)
