@@ -1,12 +1,14 @@
 """Turn-taking, as a function: when the user began to speak, and when it is the other's turn. No network, no thread.
 
 Two windows in a row (64 ms) above the threshold are speech; it goes on while windows stay within 0.15 below it. After
-``ASK_MS`` of silence it is worth asking what was said and whether it was all; that makes a turn end after ``QUICK_MS`` when
-it was, after ``SLOW_MS`` when it may have been, and else when patience ends (smart-turn's judgement is unsure of flat voices).
+``ASK_MS`` of silence it is worth asking what was said and whether it was all. A turn ends after ``QUICK_MS`` when it sounds
+finished, after ``SLOW_MS`` when it does not (smart-turn takes flat voices for unfinished ones), and only when patience ends
+while its last word cannot be the last one of a sentence.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -18,8 +20,14 @@ ONSET_WINDOWS = 2
 HYSTERESIS = 0.15
 ASK_MS = 96.0
 QUICK_MS = 192.0
-SLOW_MS = 800.0
+SLOW_MS, SLOWEST_MS = 800.0, 1000.0
 SURE, UNSURE = 0.5, 0.05
+_OPEN_WORDS = frozenset(
+    "a an the this these those my your his her its our their some any every no of to in on at by for from with about into than"  # noqa: SIM905
+    " as and or but because if when while that which who whose what where why how is are was were am be been do does did have"
+    " has had will would can could should shall may might must i he she we they very so um uh like".split()
+)
+"""No English sentence ends with one of these, or hardly one: more is to come."""
 MIN_VOICED = 5
 """Windows of speech (160 ms) in a turn: what is shorter is a noise, for which a recogniser would invent words."""
 
@@ -43,10 +51,17 @@ def listen(ears: Ears, probabilities: Sequence[float], end_ms: float, manners: M
     return ears
 
 
-def silence_limit_ms(finished: float | None, manners: Manners) -> float:
-    """How much silence ends the turn in mode ``semantic``. ``finished``: the judgement, 0..1, None while it is not known."""
-    if finished is None:
+def silence_limit_ms(finished: float | None, words: str | None, manners: Manners) -> float:
+    """How much silence ends the turn in mode ``semantic``. ``finished``: the judgement of the sound, 0..1; ``words``: what was
+    said; None while they are not known."""
+    if finished is None or words is None or is_open(words):
         return manners.patience_ms
     if finished > SURE:
         return QUICK_MS
-    return min(SLOW_MS, manners.patience_ms) if finished > UNSURE else manners.patience_ms
+    return min(SLOW_MS if finished > UNSURE else SLOWEST_MS, manners.patience_ms)
+
+
+def is_open(words: str) -> bool:
+    """Whether a text cannot be a whole sentence, by its last word. A question mark does not count: a recogniser guesses it."""
+    found = re.findall(r"[a-z']+", words.lower())
+    return bool(found) and found[-1] in _OPEN_WORDS

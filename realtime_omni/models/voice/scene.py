@@ -195,7 +195,7 @@ class Scene:
         if manners.mode == "energy":
             return silence_ms >= manners.silence_ms
         finished = self._workshop.look(("finished", turn.tobytes()), lambda: self._parts.finished(_loud(turn)), 1.0)
-        return silence_ms >= silence_limit_ms(finished, manners) and words is not None
+        return silence_ms >= silence_limit_ms(finished, words, manners)
 
     def _speculate(self, words: str) -> None:
         """Begin the answer before it is sure that the turn is over; the same question is asked when it is."""

@@ -9,9 +9,11 @@ import soxr
 
 from realtime_omni.models.voice.weights import cache_folder, missing
 
-needs_weights = pytest.mark.skipif(
-    bool(missing(cache_folder())), reason="needs the voice's weights: realtime-omni fetch voice"
-)
+def needs_weights(test):
+    """Marks a test of the real networks."""
+    there = not missing(cache_folder())
+    reason = "needs the voice's weights: realtime-omni fetch voice"
+    return pytest.mark.slow(pytest.mark.skipif(not there, reason=reason)(test))
 
 
 def read_wav(path, rate: int = 16_000) -> np.ndarray:

@@ -12,8 +12,10 @@ from models.voice.stand_ins import ANSWER, SAMPLES_A_LETTER, hum, parts, voice
 from realtime_omni.engine import commands as c
 from realtime_omni.errors import ArgumentError
 from realtime_omni.models.base import PackedState
+from realtime_omni.models.voice.listening import silence_limit_ms
 from realtime_omni.models.voice.model import EmbeddedVoice
 from realtime_omni.models.voice.skills.table import TOOLS
+from realtime_omni.models.voice.state import Manners
 from realtime_omni.session.frame import (
     AddText,
     Cancel,
@@ -159,6 +161,24 @@ def test_an_unfinished_sentence_is_waited_for(talk):
     talk.wait(4200)
     [committed] = talk.of(TurnCommitted)
     assert committed.end_ms - committed.start_ms > 4000
+
+
+@pytest.mark.parametrize(
+    ("finished", "words", "silence_ms"),
+    [
+        (0.9, "What is the capital of France?", 192),
+        (0.9, "I would like to", 4000),
+        (0.9, "What is the?", 4000),
+        (0.3, "What is the capital of France?", 800),
+        (0.01, "What is the capital of France?", 1000),
+        (0.9, "", 192),
+        (None, "What is the capital of France?", 4000),
+        (0.9, None, 4000),
+    ],
+)
+def test_how_long_a_turn_waits_for_more(finished, words, silence_ms):
+    assert silence_limit_ms(finished, words, Manners()) == silence_ms
+    assert silence_limit_ms(finished, words, Manners(patience_ms=500)) == min(500, silence_ms)
 
 
 @pytest.mark.parametrize(("eagerness", "ms"), [("high", 2000), ("auto", 4000), ("low", 8000)])
