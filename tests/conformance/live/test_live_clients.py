@@ -85,3 +85,14 @@ async def test_livekit_holds_a_conversation() -> None:
     assert result["session"]
     assert result["tools"] == {"called": "weather", "said": "It rains in Rome."}
     assert result["errors"] == []
+
+
+async def test_pipecat_holds_a_conversation() -> None:
+    result = await talk("pipecat", "talk_pipecat.py")
+    spoken = result["talk"]
+    assert spoken["said"] == "Good evening. I hear you. Please go on."
+    assert "seconds of sound" in spoken["heard"][0]
+    assert spoken["audio_s"] > 8
+    assert result["called"] == [{"town": "Bonn"}]
+    assert "sunny" in result["tool"]["said"]
+    assert spoken["errors"] == result["tool"]["errors"] == []
