@@ -103,10 +103,10 @@ $(STAMPS)/robots.done: $(STAMPS)/install $(ROBOTS)/requirements.txt $(ROBOTS)/nu
 # ask for versions that ours does not have. They cost minutes once, so only `make conformance` builds them.
 VOICES := tests/conformance/realtime
 voice_clients = $(STAMPS)/voices-$(1)-$(shell sha256sum $(VOICES)/$(1).lock | cut -c1-12)/done
-VOICE_CLIENTS := $(call voice_clients,openai) $(call voice_clients,pipecat)
+VOICE_CLIENTS := $(call voice_clients,openai) $(call voice_clients,pipecat) $(call voice_clients,moshi)
 $(VOICE_CLIENTS):
 	@rm -rf $(@D) && $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet -r $(VOICES)/$(word 2,$(subst -, ,$(notdir $(@D)))).lock
+	$(@D)/bin/python -m pip install --quiet $(if $(findstring voices-moshi,$@),--no-deps) -r $(VOICES)/$(word 2,$(subst -, ,$(notdir $(@D)))).lock
 	@touch $@
 
 # -- checks --------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ pytest: install $(STAMPS)/robots.done $(STAMPS)/chromium $(STAMPS)/node
 
 # Whole conversations with unmodified clients.
 conformance: install $(VOICE_CLIENTS)
-	$(BIN)/python -m pytest $(VOICES) tests/conformance/live $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(VOICES) tests/conformance/live tests/conformance/moshi $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) $(STAMPS) $(WEB)/node_modules

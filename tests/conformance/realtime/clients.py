@@ -16,7 +16,7 @@ import pytest
 
 HERE = Path(__file__).parent
 MAKE = HERE.parents[2] / ".make"
-Group = Literal["openai", "pipecat"]
+Group = Literal["openai", "pipecat", "moshi"]
 
 
 def environment(group: Group) -> Path:
