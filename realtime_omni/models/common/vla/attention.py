@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from realtime_omni.models.common.vla.devices import placed
+
 ROPE_BASE = 10_000.0
 
 
@@ -99,12 +101,12 @@ class Prefix:
     @property
     def positions(self) -> Tensor:
         """[B, T] long, where the embeddings are."""
-        return positions(self.mask).to(self.embeddings.device, non_blocking=True)
+        return placed(positions(self.mask), self.embeddings.device)
 
     def visible(self) -> Tensor | None:
         """Who sees whom, see :func:`visible`, where the embeddings are."""
         seen = visible(self.mask, self.block)
-        return None if seen is None else seen.to(self.embeddings.device, non_blocking=True)
+        return None if seen is None else placed(seen, self.embeddings.device)
 
     def pack(self) -> Prefix:
         """The same prefix without the tokens that are masked in every row's order; exact, since they are seen by nobody.
@@ -114,13 +116,13 @@ class Prefix:
             return self
         order = torch.argsort(self.mask.logical_not().to(torch.uint8), dim=1, stable=True)
         order = order[:, : int(self.mask.sum(dim=1).max())]
-        there = order.to(self.embeddings.device, non_blocking=True)
+        there = placed(order, self.embeddings.device)
         embeddings = torch.gather(self.embeddings, 1, there[..., None].expand(-1, -1, self.embeddings.shape[-1]))
         return Prefix(embeddings, torch.gather(self.mask, 1, order), torch.gather(self.block, 1, order))
 
     def rows(self, numbers: list[int]) -> Prefix:
         """Some of the rows."""
-        there = torch.tensor(numbers).to(self.embeddings.device, non_blocking=True)
+        there = placed(torch.tensor(numbers), self.embeddings.device)
         return Prefix(self.embeddings.index_select(0, there), self.mask[numbers], self.block[numbers])
 
 
@@ -212,9 +214,9 @@ class DensePrefixAttention:
     def __init__(self, kv: PrefixKV) -> None:
         self.kv = kv
         device = kv.keys[0].device
-        self.lengths = kv.lengths.to(device, non_blocking=True)
+        self.lengths = placed(kv.lengths, device)
         full = not torch.compiler.is_compiling() and bool(kv.mask.all())
-        self._mask = None if full else kv.mask[:, None, :].to(device, non_blocking=True)
+        self._mask = None if full else placed(kv.mask[:, None, :], device)
 
     def joint(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tensor:
         keys = torch.cat((self.kv.keys[layer], k), dim=1)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from realtime_omni.models.common.vla.attention import PrefixKV
+from realtime_omni.models.common.vla.devices import placed
 from realtime_omni.models.common.vla.flow import Euler, StepRule, time_of
 from realtime_omni.models.common.vla.stages import Stages
 from realtime_omni.rtc.modes import Mode, Settings, resolve, step_rule
@@ -80,7 +81,7 @@ class Flow:
         self._rows, self._taken = rows, taken
         if self.is_empty:
             return
-        self._next = torch.tensor(taken).to(self._stages.device, non_blocking=True)
+        self._next = placed(torch.tensor(taken), self._stages.device)
         self._velocity = self._stages.velocity([row.kv for row in rows], [row.state for row in rows])
         self._guide = self._rule(rows)
 

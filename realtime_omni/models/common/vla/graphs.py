@@ -27,6 +27,7 @@ from torch.nn import functional
 
 from realtime_omni.models.common.vla.attention import Prefix, PrefixKV, fold, fold_mask, positions, unfold, visible
 from realtime_omni.models.common.vla.decoder import DecoderLayer
+from realtime_omni.models.common.vla.devices import placed
 from realtime_omni.models.common.vla.flow import Velocity
 from realtime_omni.models.common.vla.images import signed
 from realtime_omni.models.common.vla.network import FlowNetwork, PolicyInputs
@@ -167,8 +168,8 @@ class PrefixGraph:
         self._features[:rows].copy_(features)
         self._inputs.tokens[:rows].copy_(functional.pad(inputs.tokens, (0, free)))
         self._inputs.state[:rows].copy_(inputs.state)
-        self._at[:rows].copy_(positions(mask), non_blocking=True)
-        self._bias[:rows].copy_(_bias(_seen(mask, block), self._bias.dtype), non_blocking=True)
+        self._at[:rows].copy_(placed(positions(mask), self._at.device))
+        self._bias[:rows].copy_(placed(_bias(_seen(mask, block), self._bias.dtype), self._bias.device))
         self._replay()
         kv = PrefixKV(self._keys[:, :rows], self._values[:, :rows], mask)
         return [kv.row(number) for number in range(rows)]
@@ -285,8 +286,8 @@ class StepGraph:
         own = 1 if self._network.shape.state_token else 0
         for row, length in enumerate(lengths):
             bias[row, :, length : self._room - own] = -torch.inf
-        self._bias[: len(prefixes)].copy_(bias.to(self._bias.dtype), non_blocking=True)
-        self._lengths[: len(prefixes)].copy_(torch.tensor(lengths), non_blocking=True)
+        self._bias[: len(prefixes)].copy_(placed(bias.to(self._bias.dtype), self._bias.device))
+        self._lengths[: len(prefixes)].copy_(placed(torch.tensor(lengths), self._lengths.device))
         for row in new:
             kv, state = prefixes[row], states[row]
             self._keys[:, row, : lengths[row]].copy_(kv.keys[:, 0])

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from realtime_omni.models.common.vla.attention import DensePrefixAttention, Prefix, PrefixAttention, PrefixKV
+from realtime_omni.models.common.vla.devices import placed
 from realtime_omni.models.common.vla.flow import StepRule, integrate
 
 
@@ -82,11 +83,11 @@ class PolicyInputs:
     def to(self, device: torch.device | str) -> PolicyInputs:
         """The numbers on the device; masks stay, so that asking what is there waits for no device."""
         return PolicyInputs(
-            self.images.to(device, non_blocking=True),
+            placed(self.images, device),
             self.image_mask,
-            self.tokens.to(device, non_blocking=True),
+            placed(self.tokens, device),
             self.token_mask,
-            self.state.to(device, non_blocking=True),
+            placed(self.state, device),
         )
 
 

@@ -33,6 +33,7 @@ from realtime_omni.models.common.noise import block_noise
 from realtime_omni.models.common.packing import fingerprint
 from realtime_omni.models.common.vla import memory
 from realtime_omni.models.common.vla.denoise import FlowRow, Flows
+from realtime_omni.models.common.vla.devices import placed
 from realtime_omni.models.common.vla.graphs import Speed, open_stages
 from realtime_omni.models.common.vla.images import signed
 from realtime_omni.models.common.vla.memory import MOST_PLANNED, KeptPrefix, Planned, VLAState
@@ -46,6 +47,8 @@ from realtime_omni.session.observation import Observation
 from realtime_omni.session.values import Artifact, ArtifactSpec, ChunkMetadata, Modality, Representation
 
 NO_JOIN = Settings(mode=Mode.NONE)
+READ_ROWS = 4
+"""Observations that are read before their pictures are encoded: a device works on these while the next ones are read."""
 
 
 @dataclass(slots=True)
@@ -168,17 +171,19 @@ class VLAModel(PolicyBase):
 
     def _begin(self, batch: StepBatch, rows: dict[int, _Row]) -> list[int]:
         """Read the observations of those who have joined, and encode their pictures; the numbers that can go on."""
-        fresh = []
-        for number in batch.active:
-            if number in rows:
-                continue
-            try:
-                rows[number] = self._read(batch.row(number))
-            except OmniError as refused:  # this observation cannot be used; the others can
-                batch.finish(number, refused)
-            else:
-                fresh.append(number)
-        self._encode_pictures([rows[number] for number in fresh if rows[number].prefix is None])
+        joined = [number for number in batch.active if number not in rows]
+        fresh: list[int] = []
+        for first in range(0, len(joined), READ_ROWS):
+            some = []
+            for number in joined[first : first + READ_ROWS]:
+                try:
+                    rows[number] = self._read(batch.row(number))
+                except OmniError as refused:  # this observation cannot be used; the others can
+                    batch.finish(number, refused)
+                else:
+                    some.append(number)
+            self._encode_pictures([rows[number] for number in some if rows[number].prefix is None])
+            fresh += some
         return fresh
 
     def _join(self, flows: Flows, numbers: Sequence[int], rows: Mapping[int, _Row]) -> None:
@@ -209,14 +214,14 @@ class VLAModel(PolicyBase):
         present = [row.inputs.images[row.inputs.image_mask] for row in rows]
         if len({images.dtype for images in present}) > 1:
             present = [signed(images) for images in present]
-        encoded = self._stages.features(torch.cat(present).to(self._device, non_blocking=True))
+        encoded = self._stages.features(placed(torch.cat(present), self._device))
         for row, features in zip(rows, torch.split(encoded, [len(images) for images in present]), strict=True):
             row.inputs = replace(row.inputs, images=torch.empty(1, 0))  # nothing reads them any more
             row.features = features
             if not bool(row.inputs.image_mask.all()):
                 row.features = features.new_zeros(row.inputs.image_mask.shape[1], *features.shape[1:])
-                there = row.inputs.image_mask[0].nonzero()[:, 0].to(self._device, non_blocking=True)
-                row.features.index_copy_(0, there, features)
+                there = row.inputs.image_mask[0].nonzero()[:, 0]
+                row.features.index_copy_(0, placed(there, self._device), features)
 
     @torch.no_grad()
     def _compute_prefixes(self, rows: Sequence[_Row]) -> None:
@@ -233,8 +238,8 @@ class VLAModel(PolicyBase):
         return FlowRow(
             number,
             row.prefix.kv,
-            row.inputs.state[0].to(self._device),
-            self._noise(row).to(self._device),
+            placed(row.inputs.state[0], self._device),
+            placed(self._noise(row), self._device),
             self._steps(row),
             self._left(row),
             0 if join is None else min(join.delay, self.network.shape.horizon),
