@@ -76,16 +76,22 @@ class Caller:
         self._barged_s: float | None = None
 
     async def run(self) -> None:
+        try:
+            await self._call()
+        except* websockets.ConnectionClosed as closed:
+            self._record.wrong.append(f"the server closed a call: {closed.exceptions[0]}")
+        self._finish()
+
+    async def _call(self) -> None:
         async with await websockets.connect(self._url, max_size=None, compression=None, ping_interval=None) as ws:
             await ws.send(json.dumps({"type": "session.start", "session": {"model": "puppet"}}))
             while json.loads(await ws.recv())["type"] != "session.started":
                 pass
-            reader = asyncio.create_task(self._read(ws))
-            await self._send(ws)
-            await asyncio.sleep(4 * FRAME_S)
-            await ws.send(json.dumps({"type": "session.close"}))
-            await reader
-        self._finish()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read(ws))
+                await self._send(ws)
+                await asyncio.sleep(4 * FRAME_S)
+                await ws.send(json.dumps({"type": "session.close"}))
 
     async def _send(self, ws: Any) -> None:
         due_s = time.perf_counter() + self._random.random() * FRAME_S

@@ -461,7 +461,8 @@ class LiveSession:
         return max(0, round(at_ms - self._origin_ms))
 
     def _may_say(self, trouble: str) -> bool:
-        assert self.call is not None
+        if self.call is None:  # its last ticks are still told
+            return False
         now, before = self.call.now_ms, self._said_at_ms.get(trouble)
         if before is not None and now - before < SAY_AGAIN_MS:
             return False

@@ -132,6 +132,23 @@ async def test_a_barge_in_ends_the_response_and_the_next_one_starts(rewinds: boo
         assert line.text.endswith("I hear you.")
 
 
+async def test_a_listener_is_not_interrupted() -> None:
+    async with lines(options=DuplexOptions(pace="free", idle="hold", overlap="listen_only")) as (line,):
+        await line.frame(Say("r", "one two three four"))
+        await line.until(is_end, audio=LOUD)
+        assert line.text == "one two three four"
+        assert not any(isinstance(o, Interrupted) for o in line.outputs)
+
+
+async def test_a_model_that_yields_decides_by_itself() -> None:
+    async with lines(yields=True) as (line,):
+        await line.frame(Say("r", "one two three four five six seven"))
+        end = await line.until(is_end, audio=LOUD)
+        assert isinstance(end, ResponseEnded)
+        assert end.reason == "yielded"
+        assert not any(isinstance(o, Interrupted) for o in line.outputs)
+
+
 async def test_only_what_was_heard_is_remembered() -> None:
     async with lines() as (line,):
         await line.frame(Say("r", "one two three four"))
@@ -280,7 +297,8 @@ async def _talk(line: Line) -> None:
     await call.detach(30.0)
     await call.attach()
     call.interrupt()
-    await talk.frame()
+    await talk.frame(Configure(instructions="be brief"))
+    await line.calls.resume(call.id, call.resume_token or "")
     twin = await line.calls.fork(call)
     await twin.close()
     await call.close()

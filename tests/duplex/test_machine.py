@@ -25,11 +25,13 @@ from hypothesis.stateful import (
 )
 
 from duplex.puppeteer import FRAME, LOUD, Puppeteer
+from realtime_omni.duplex.attachment import Attachment
 from realtime_omni.duplex.intake import SoundIntake
 from realtime_omni.duplex.journal import Journal
 from realtime_omni.duplex.outputs import DuplexOptions
 from realtime_omni.duplex.playback import PlaybackLedger
 from realtime_omni.duplex.session import MOST_REQUESTED, DuplexSession
+from realtime_omni.errors import StateError
 from realtime_omni.session.frame import Respond, Say
 
 Patch = pytest.MonkeyPatch
@@ -47,7 +49,8 @@ class DuplexMachine(RuleBasedStateMachine):
     def begin(self, overlap: Any, rewinds: bool, yields: bool, pace: Any) -> None:
         self.stage = Puppeteer(DuplexOptions(overlap=overlap, pace=pace), rewinds=rewinds, yields=yields)
         self.asked: list[str] = []
-        self.sequence = 0
+        self.sequence = self.tokens = 0
+        self.attachment = Attachment("token 0")
 
     def _has_room(self) -> bool:
         return len(self.stage.session._requested) < MOST_REQUESTED
@@ -119,6 +122,17 @@ class DuplexMachine(RuleBasedStateMachine):
     @rule(most=st.integers(1, 10))
     def read(self, most: int) -> None:
         self.stage.reader.read(most)
+
+    @rule(took_over=st.booleans())
+    def resume(self, took_over: bool) -> None:
+        """The client is gone and comes back, or another does: it reads on behind what was read last."""
+        held, generation = self.attachment, self.attachment.generation
+        self.tokens += 1
+        assert held.resume(f"token {self.tokens - 1}", f"token {self.tokens}") == generation + 1
+        if took_over:
+            with pytest.raises(StateError):
+                held.require(generation)
+        self.stage.reader.read()
 
     @rule(muted=st.booleans())
     def mute(self, muted: bool) -> None:

@@ -9,6 +9,7 @@ import soxr
 
 from realtime_omni.models.voice.weights import cache_folder, missing
 
+
 def needs_weights(test):
     """Marks a test of the real networks."""
     there = not missing(cache_folder())
