@@ -89,7 +89,7 @@ class LiveSession:
         self._sockets: dict[int, Outgoing] = {PRIMARY: self._out}
         self._group: asyncio.TaskGroup | None = None
         self._started, self._ending = asyncio.Event(), asyncio.Event()
-        self._finishing = asyncio.Lock()
+        self._finishing: asyncio.Task[None] | None = None
         self._rate = self._voice.spec.output_rate_hz
         self._decoder: SoundDecoder | None = None
         self._encoder: SoundEncoder | None = None
@@ -164,17 +164,22 @@ class LiveSession:
                 await writer
 
     async def _finish(self) -> None:
-        """Release the call, once, keep what a fork wants, and say that it is over."""
-        async with self._finishing:
-            call, self.call = self.call, None
-            if call is not None:
-                if self.side.config is not None and self.side.config.store:
-                    await self._hub.store(self.id, self.side.config, call)
-                seconds = int((call.now_ms - self._origin_ms) / 1000)
-                await self._voice.release(call)
-                if self.side.state is LiveState.CLOSING:
-                    self._do(self.side.closed(seconds))
-            self._hub.forget(self)
+        """End the call, once, and to the end even when the caller is cancelled."""
+        if self._finishing is None:
+            self._finishing = self._voice.keep(self._end_call())
+        await asyncio.shield(self._finishing)
+
+    async def _end_call(self) -> None:
+        """Keep what a fork wants, release the call, and say that it is over."""
+        call, self.call = self.call, None
+        if call is not None:
+            if self.side.config is not None and self.side.config.store:
+                await self._hub.store(self.id, self.side.config, call)
+            seconds = int((call.now_ms - self._origin_ms) / 1000)
+            await self._voice.release(call)
+            if self.side.state is LiveState.CLOSING:
+                self._do(self.side.closed(seconds))
+        self._hub.forget(self)
 
     def _fatal(self, code: LiveCode, message: str, close: LiveClose) -> None:
         self._do(self.side.fatal(LiveError(code, message), close))

@@ -85,11 +85,11 @@ class VoiceHub:
         if self.stopping:
             opening.close()
             raise CapacityError("the server stops")
-        task = self._keep(opening)
+        task = self.keep(opening)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            self._keep(self._abandon(task))
+            self.keep(self._abandon(task))
             raise
 
     async def _abandon(self, opening: asyncio.Task[Call]) -> None:
@@ -98,7 +98,7 @@ class VoiceHub:
 
     async def release(self, call: Call, reason: str = "client") -> None:
         """Close the call, to the end even when the caller is cancelled."""
-        await asyncio.shield(self._keep(self._close(call, reason)))
+        await asyncio.shield(self.keep(self._close(call, reason)))
 
     async def _close(self, call: Call, reason: str) -> None:
         try:
@@ -106,7 +106,8 @@ class VoiceHub:
         except OmniError as error:  # the engine keeps a tombstone and tries again
             describe_error(error, doing="close", session=call.id)
 
-    def _keep(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def keep(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Work that goes to its end whatever becomes of its caller; :meth:`shutdown` waits for it."""
         task = asyncio.create_task(work)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from itertools import pairwise
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from realtime_omni.server.sound import SoundDecoder, SoundEncoder, SoundFormat
 from realtime_omni_protocols.live import LiveCode, LiveError
-from server.voices import is_loud, pcm, speech, voice_server
+from server.voices import LiveClient, is_loud, pcm, speech, voice_server
 
 
 async def test_a_polite_conversation_of_two_turns() -> None:
@@ -361,3 +362,40 @@ async def test_usage_is_told_every_ten_seconds() -> None:
         client = await server.start()
         await server.tick(260)
         assert [event["usage"]["seconds"] for event in client.of("session.usage.updated")] == [10, 20]
+
+
+async def test_a_connection_that_is_cancelled_anywhere_leaves_nothing() -> None:
+    """The server's task is cancelled after every possible number of turns of the loop, from the upgrade to the close."""
+    async with voice_server() as server:
+        for turns in range(120):
+            client = LiveClient()
+            serving = asyncio.create_task(server.live.serve(client))
+            client.say("session.start", session={"model": "puppet", "store": turns % 2 == 1})
+            client.append(pcm(speech(1)))
+            client.say("session.thinking.append", content="x", delegation_id=None)
+            client.say("session.close")
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            serving.cancel()
+            await asyncio.wait([serving], timeout=10)
+            assert serving.done()
+            await server.until(lambda: not server.voice._closing)
+            assert len(server.calls) == 0, turns
+            assert server.voice.connections == 0
+            assert not server.live._running
+        assert not server.manager.sessions()
+
+
+@pytest.mark.parametrize("moment", ["opening", "storing", "closing"])
+async def test_a_client_that_leaves_while_the_engine_answers_leaves_nothing(moment: str) -> None:
+    async with voice_server() as server:
+        client = server.connect()
+        client.say("session.start", session={"model": "puppet", "store": moment == "storing"})
+        if moment != "opening":
+            await server.until(lambda: bool(client.sent))
+            client.say("session.close")
+        await asyncio.sleep(0)
+        client.drop()
+        await server.gone()
+        await server.until(lambda: not server.voice._closing)
+        assert len(server.calls) == 0

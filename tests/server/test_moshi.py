@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import numpy as np
@@ -174,3 +175,18 @@ def test_no_bytes_break_the_reader() -> None:
         except MoshiError:
             refused += 1
     assert 0 < refused < 300
+
+
+async def test_a_connection_that_is_cancelled_anywhere_leaves_nothing() -> None:
+    async with voice_server() as server:
+        for turns in range(60):
+            client = MoshiClient()
+            serving = asyncio.create_task(MoshiConnection(server.voice, client, MoshiOptions(max_steps=1)).run())
+            client.speak(speech(1))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            serving.cancel()
+            await asyncio.wait([serving], timeout=10)
+            assert serving.done()
+            await server.until(lambda: not server.voice._closing)
+            assert len(server.calls) == 0, turns
