@@ -166,9 +166,9 @@ class NullWorld:
         return found
 
     def _picture(self, rgb: Sequence[int]) -> np.ndarray:
-        """uint8 [3, H, 3 W]: a ramp up, down and up again, so that a frame shifted by up to 2 W is a slice."""
+        """uint8 [H, 3 W, 3]: a ramp up, down and up again, so that a frame shifted by up to 2 W is a slice."""
         wide = np.concatenate([self._ramp, self._ramp[:, ::-1], self._ramp], axis=1)
-        return np.stack([np.clip(wide * c, 0, 255) for c in rgb]).astype(np.uint8)
+        return np.stack([np.clip(wide * c, 0, 255) for c in rgb], axis=-1).astype(np.uint8)
 
     def _output(self, row: StepRow) -> RowOutput:
         state: NullState = row.state
@@ -178,7 +178,8 @@ class NullWorld:
         shifts = [(state.shift + (1 + 4 * turn) * (i + 1)) % (2 * SIZE) for i in range(FRAMES)]
         artifacts: list[Artifact] = []
         if "frames" in row.outputs:
-            frames = np.stack([picture[:, :, s : s + SIZE] for s in shifts])
+            # Colours side by side in memory, as encoders want them.
+            frames = np.stack([picture[:, s : s + SIZE] for s in shifts]).transpose(0, 3, 1, 2)
             artifacts.append(
                 Artifact("frames", Modality.VIDEO, Representation.DECODED, "TCHW", frames, fps=self._spec.fps)
             )
