@@ -1,7 +1,7 @@
 """A control loop that never waits for its policy: 15 actions a second, an observation every fourth.
 
-    realtime-omni policy null &
-    python examples/robot.py [--url ws://127.0.0.1:8000] [--hz 15] [--steps 60]
+    realtime-omni serve null-policy --openpi-port 8001 &
+    python examples/robot.py [--url ws://127.0.0.1:8001] [--hz 15] [--steps 60]
 
 The robot here is a single joint that goes where it is told; the null policy tells it to count up from where it is.
 """
@@ -50,7 +50,7 @@ async def drive(url: str, hz: float, steps: int) -> tuple[int, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--url", default="ws://127.0.0.1:8000")
+    parser.add_argument("--url", default="ws://127.0.0.1:8001")
     parser.add_argument("--hz", type=float, default=15.0)
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args()

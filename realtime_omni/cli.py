@@ -103,23 +103,6 @@ def sessions(context: typer.Context) -> None:
     _exit_with(_module("realtime_omni.bench.sessions").main(context.args))
 
 
-@policy_app.command(name="null")
-def null_policy(
-    host: Annotated[str, typer.Option(help="127.0.0.1, or another address with a key.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Both paths of the robot endpoint are served here.")] = 8000,
-    log_level: Annotated[LogLevel, typer.Option(help="What is logged.")] = LogLevel.INFO,
-) -> None:
-    """Serve a policy without a network, to try a robot client: actions are its state, counted up."""
-    logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from realtime_omni.config import Config, ServerSection
-
-    server = ServerSection(host=host, port=port, max_message_bytes=64 * 1024 * 1024)
-    settings = _module("realtime_omni.server.settings").ServerSettings.from_config(Config(server=server), os.environ)
-    policy = _module("realtime_omni.testing.null_policy").NullPolicy()
-    hub = _module("realtime_omni.server.openpi").PolicyHub(policy, settings)
-    _module("realtime_omni.server.run").serve_policies(hub)
-
-
 @policy_app.command()
 def shadow(
     upstream: Annotated[str, typer.Option(help="The server that robots use now: ws://host:port")],

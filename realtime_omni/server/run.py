@@ -25,7 +25,7 @@ from realtime_omni.server.app import create_app
 from realtime_omni.server.deployment import read_contract
 from realtime_omni.server.engine_policy import EnginePolicy
 from realtime_omni.server.guard import GuardedHttp
-from realtime_omni.server.openpi import PolicyHub, create_policy_app
+from realtime_omni.server.openpi import create_policy_app
 from realtime_omni.server.peer import PeerProtocol
 from realtime_omni.server.settings import ServerSettings
 
@@ -54,30 +54,6 @@ def serve(config: Config) -> None:
         runner = asyncio.Runner(loop_factory=_loop_factory())
         with runner, contextlib.suppress(asyncio.CancelledError):  # a second signal while stopping
             runner.run(_serve(SessionManager(config=config), settings, listener, robots))
-
-
-def serve_policies(hub: PolicyHub) -> None:
-    """Serve robots only (both paths of ``protocols/openpi.md``) until SIGTERM or SIGINT.
-
-    Raises:
-        ConfigError: an address that cannot be bound.
-    """
-    with bind(hub.settings) as listener:
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner, contextlib.suppress(asyncio.CancelledError):
-            runner.run(_serve_policies(hub, listener))
-
-
-async def _serve_policies(hub: PolicyHub, listener: socket.socket) -> None:
-    stop, serving = asyncio.Event(), asyncio.Event()
-    with _signals(stop, serving):
-        async with running(create_policy_app(hub), hub.settings, listener) as url:
-            keep_for_good()
-            serving.set()
-            name = hub.backend.contract.policy
-            sys.stdout.write(f"realtime-omni serves the policy {name} on {url}  (Ctrl-C stops it)\n")
-            sys.stdout.flush()
-            await stop.wait()
 
 
 def keep_for_good() -> None:
