@@ -40,6 +40,7 @@ from realtime_omni.server.settings import ServerSettings
 from realtime_omni.server.transport import StarletteTransport, TransportLost
 from realtime_omni.server.voice import VoiceHub
 from realtime_omni_protocols.openpi import PATH as ROBOT_PATH
+from realtime_omni_protocols.realtime import DUPLEX_PATH
 from realtime_omni_protocols.realtime import PATH as REALTIME_PATH
 from realtime_omni_protocols.world import PATH, PROTOCOL, WireCode
 from realtime_omni_protocols.world_messages import ErrorMessage
@@ -93,7 +94,7 @@ def create_app(
 
     def admits(facts: RequestFacts) -> bool:
         """A client secret opens Realtime sessions and nothing else."""
-        if voice_hub is None or not facts.websocket or facts.path != REALTIME_PATH:
+        if voice_hub is None or not facts.websocket or facts.path not in (REALTIME_PATH, DUPLEX_PATH):
             return False
         tokens = bearer_tokens(facts.authorization, facts.subprotocols)
         return any(keys.find(token, voice_hub.clock.now_s()) is not None for token in tokens)

@@ -11,7 +11,8 @@ import pytest
 
 from protocols.realtime.driver import dump
 from protocols.realtime.grammar import Grammar
-from realtime_omni.server.realtime import OPTIONS, RealtimeConnection
+from realtime_omni.server.realtime import RealtimeConnection
+from realtime_omni.server.realtime_session import RealtimeSession, RealtimeSessions
 from server.voices import VoiceServer, VoiceTransport, pcm, speech, voice_server
 
 Json = dict[str, Any]
@@ -20,8 +21,9 @@ Json = dict[str, Any]
 class Client(VoiceTransport):
     """A client of the Realtime protocol on a socket in memory; every event that it gets is judged by the grammar."""
 
-    def __init__(self) -> None:
+    def __init__(self, session: RealtimeSession) -> None:
         super().__init__()
+        self.session = session
         self._grammar = Grammar()
         self._read = 0
         self._events: list[Json] = []
@@ -42,7 +44,8 @@ class Client(VoiceTransport):
     @property
     def events(self) -> list[Json]:
         for frame in self.sent[self._read :]:
-            dump(frame.encode())
+            if "server_event_seq" not in frame:
+                dump(frame.encode())
             self._events.append(json.loads(frame))
             self._grammar.see(self._events[-1])
         self._read = len(self.sent)
@@ -69,19 +72,20 @@ class Client(VoiceTransport):
         return b"".join(base64.b64decode(event["delta"]) for event in deltas if event["item_id"] == item_id)
 
 
-async def connect(server: VoiceServer, session: Json | None = None) -> Client:
-    """A client that was greeted."""
-    client = Client()
-    call = await server.voice.opened(server.calls.open(OPTIONS))
-
-    async def serve() -> None:
-        with server.voice.connection("realtime"):
-            await RealtimeConnection(server.voice, client, call, session or {}).run()
-        await server.voice.release(call)
-
-    server.serve(serve())
+async def connect(server: VoiceServer, session: Json | None = None, *, duplex: bool = False) -> Client:
+    """A client that was greeted, in a session of its own."""
+    sessions = RealtimeSessions(server.voice)
+    made, life = await sessions.open(session or {}, duplex=duplex)
+    client = attach(server, made)
+    server.serve(life)
     await server.until(lambda: len(client.sent) >= 2)
-    assert client.kinds == ["session.created", "conversation.created"]
+    assert client.kinds[:2] == ["session.created", "conversation.created"]
+    return client
+
+
+def attach(server: VoiceServer, session: RealtimeSession, after: int = 0) -> Client:
+    client = Client(session)
+    server.serve(RealtimeConnection(server.voice, client, session, after).run())
     return client
 
 

@@ -133,7 +133,7 @@ class VoiceServer:
         return client
 
     def serve(self, connection: Any) -> None:
-        self._serving.append(asyncio.create_task(connection))
+        self._serving.append(asyncio.ensure_future(connection))
 
     async def start(self, stored: Stored | None = None, **session: Any) -> LiveClient:
         """A client whose session has started."""

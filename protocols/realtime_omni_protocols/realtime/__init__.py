@@ -14,7 +14,9 @@ from .commands import (
     Configure,
     Fact,
     IdleTimeout,
+    InputTrouble,
     Output,
+    Played,
     RemoveItem,
     ResponseCompleted,
     ResponseFailed,
@@ -38,8 +40,11 @@ from .server_side import RealtimeServerSide
 from .session import Profile
 
 PATH = "/v1/realtime"
+DUPLEX_PATH = "/v1/duplex"
+"""The same in the duplex dialect, as ``PATH?duplex=1`` is."""
 
 __all__ = [
+    "DUPLEX_PATH",
     "MAX_FRAME_BYTES",
     "PATH",
     "AddItem",
@@ -52,7 +57,9 @@ __all__ = [
     "Configure",
     "Fact",
     "IdleTimeout",
+    "InputTrouble",
     "Output",
+    "Played",
     "Profile",
     "RealtimeClose",
     "RealtimeCode",

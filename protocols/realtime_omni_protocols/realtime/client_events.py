@@ -80,6 +80,26 @@ class OutputClear(ClientEvent, frozen=True, kw_only=True, tag="output_audio_buff
     pass
 
 
+class Heartbeat(ClientEvent, frozen=True, kw_only=True, tag="session.heartbeat"):
+    """Duplex dialect, as those below."""
+
+
+class SessionClose(ClientEvent, frozen=True, kw_only=True, tag="session.close"):
+    pass
+
+
+class PlaybackAck(ClientEvent, frozen=True, kw_only=True, tag="playback.ack"):
+    """So much of an item was played by now."""
+
+    item_id: Id
+    played_ms: int | float
+
+
+class BargeIn(ClientEvent, frozen=True, kw_only=True, tag="barge_in"):
+    """The client's own detector found that the user speaks."""
+
+
+DuplexEvent: TypeAlias = Heartbeat | SessionClose | PlaybackAck | BargeIn
 AnyClientEvent: TypeAlias = (
     SessionUpdate
     | AudioAppend
@@ -92,9 +112,10 @@ AnyClientEvent: TypeAlias = (
     | ResponseCreate
     | ResponseCancel
     | OutputClear
+    | DuplexEvent
 )
 _BY_TYPE: dict[str, type[AnyClientEvent]] = {str(kind.__struct_config__.tag): kind for kind in AnyClientEvent.__args__}
-CLIENT_TYPES = tuple(_BY_TYPE)
+_DUPLEX_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in DuplexEvent.__args__)
 
 
 def parse_object(text: str) -> JsonObject:
@@ -119,8 +140,8 @@ def event_id_of(value: JsonObject) -> str | None:
     return event_id[:512] if isinstance(event_id, str) else None
 
 
-def parse_client(value: JsonObject) -> AnyClientEvent:
-    """The event of a decoded object.
+def parse_client(value: JsonObject, *, duplex: bool = False) -> AnyClientEvent:
+    """The event of a decoded object; ``duplex``: those of the duplex dialect too.
 
     Raises:
         RealtimeError: ``invalid_value``, ``missing_required_parameter``.
@@ -128,8 +149,9 @@ def parse_client(value: JsonObject) -> AnyClientEvent:
     kind = value.get("type")
     if kind is None:
         raise RealtimeError(RealtimeCode.MISSING_PARAMETER, "an event has a type", "type")
-    if not isinstance(kind, str) or kind not in _BY_TYPE:
-        raise RealtimeError(RealtimeCode.INVALID_VALUE, f"no such event; there are {', '.join(CLIENT_TYPES)}", "type")
+    known = [name for name in _BY_TYPE if duplex or name not in _DUPLEX_TYPES]
+    if not isinstance(kind, str) or kind not in known:
+        raise RealtimeError(RealtimeCode.INVALID_VALUE, f"no such event; there are {', '.join(known)}", "type")
     if not isinstance(value.get("event_id"), str):
         value = {key: member for key, member in value.items() if key != "event_id"}
     return convert(value, _BY_TYPE[kind], "")

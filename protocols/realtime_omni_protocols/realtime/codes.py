@@ -33,12 +33,15 @@ class RealtimeCode(StrEnum):
     ACTIVE_RESPONSE = "conversation_already_has_active_response"
     CANCEL_NOT_ACTIVE = "response_cancel_not_active"
     TOO_MANY_RESPONSES = "too_many_responses"
+    # the duplex dialect
+    RESUME_REFUSED = "resume_refused"
     # the server
     INVALID_API_KEY = "invalid_api_key"
     RATE_LIMITED = "rate_limit_exceeded"
     OVERLOADED = "server_overloaded"
     EXPIRED = "session_expired"
     SHUTDOWN = "server_shutdown"
+    CLOSED = "session_closed"
     MODEL_FAILED = "model_failed"
     INTERNAL = "internal_error"
 

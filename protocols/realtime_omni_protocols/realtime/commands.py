@@ -110,6 +110,14 @@ class CancelResponse:
 
 
 @dataclass(frozen=True, slots=True)
+class Played:
+    """The client has played so much of what a response said."""
+
+    response_id: str
+    played_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClearOutput:
     """Drop audio that waits to be sent."""
 
@@ -125,6 +133,7 @@ Command: TypeAlias = (
     | StartResponse
     | CancelResponse
     | ClearOutput
+    | Played
 )
 Output: TypeAlias = Send | Close | Command
 
@@ -243,6 +252,22 @@ class ResponseFailed:
     usage: Usage = field(default_factory=Usage)
 
 
+@dataclass(frozen=True, slots=True)
+class InputTrouble:
+    """What a client sends is digital silence, or comes at another rate than was agreed."""
+
+    kind: Literal["silent_microphone", "wrong_rate"]
+    at_ms: float
+    measured_hz: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ContextUsed:
+    """How much of the model's context is used, 0..1."""
+
+    ratio: float
+
+
 ResponseFact: TypeAlias = (
     ResponseSpeech | ResponseText | ToolCall | ResponseCompleted | ResponseStopped | ResponseFailed
 )
@@ -253,6 +278,8 @@ Fact: TypeAlias = (
     | UserTranscript
     | UserTranscribed
     | UserTranscriptFailed
+    | InputTrouble
+    | ContextUsed
     | ResponseOpened
     | ResponseSpeech
     | ResponseText

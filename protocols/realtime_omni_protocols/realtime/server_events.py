@@ -18,7 +18,10 @@ from .session import AudioFormat, Metadata, Modality, SessionObject, TokenLimit
 
 
 class Event(Struct, frozen=True, kw_only=True, tag_field="type"):
+    """``server_event_seq``: in the duplex dialect, counts from 1."""
+
     event_id: str = ""
+    server_event_seq: int | UnsetType = UNSET
 
 
 # ---- session, errors
@@ -273,6 +276,60 @@ class OutputCleared(Event, frozen=True, kw_only=True, tag="output_audio_buffer.c
     response_id: str
 
 
+# ---- the duplex dialect
+
+
+class SessionResumable(Event, frozen=True, kw_only=True, tag="session.resumable"):
+    """Who lost the connection may come back with this token, within ``grace_s`` seconds."""
+
+    resume_token: str
+    grace_s: float
+
+
+class SessionResumed(Event, frozen=True, kw_only=True, tag="session.resumed"):
+    session_id: str
+    resume_token: str
+
+
+class SessionReplaced(Event, frozen=True, kw_only=True, tag="session.replaced"):
+    pass
+
+
+class HeartbeatAck(Event, frozen=True, kw_only=True, tag="session.heartbeat_ack"):
+    pass
+
+
+class SessionClosed(Event, frozen=True, kw_only=True, tag="session.closed"):
+    reason: Literal["client"]
+
+
+class PlaybackAcknowledged(Event, frozen=True, kw_only=True, tag="playback.acknowledged"):
+    """The value that acts: never more than was sent."""
+
+    item_id: str
+    played_ms: int
+
+
+class InputReport(Event, frozen=True, kw_only=True, tag="input_audio_buffer.report"):
+    kind: Literal["silent_microphone", "wrong_rate"]
+    at_ms: int
+    measured_hz: float | None
+
+
+class ContextUsage(Event, frozen=True, kw_only=True, tag="session.context_usage"):
+    usage_ratio: float
+
+
+DuplexServerEvent: TypeAlias = (
+    SessionResumable
+    | SessionResumed
+    | SessionReplaced
+    | HeartbeatAck
+    | SessionClosed
+    | PlaybackAcknowledged
+    | InputReport
+    | ContextUsage
+)
 ServerEvent: TypeAlias = (
     SessionCreated
     | SessionUpdated
@@ -306,6 +363,7 @@ ServerEvent: TypeAlias = (
     | ArgumentsDelta
     | ArgumentsDone
     | OutputCleared
+    | DuplexServerEvent
 )
 _ENCODER = msgspec.json.Encoder()
 

@@ -33,14 +33,18 @@ from .client_events import (
     AudioAppend,
     AudioClear,
     AudioCommit,
+    BargeIn,
+    Heartbeat,
     ItemCreate,
     ItemDelete,
     ItemRetrieve,
     ItemTruncate,
     OutputClear,
+    PlaybackAck,
     ResponseCancel,
     ResponseCreate,
     ResponseRequest,
+    SessionClose,
     SessionUpdate,
     decode_audio,
     event_id_of,
@@ -90,11 +94,18 @@ class RealtimeStatistics(Struct, frozen=True, kw_only=True):
 
 
 class RealtimeServerSide:
-    """One connection. ``mint(prefix)`` makes an id that was never used; ``session`` is a patch that is known to be good."""
+    """One session. ``mint(prefix)`` makes an id that was never used; ``session`` is a patch that is known to be good;
+    ``duplex``: the client has opted in to the duplex dialect."""
 
     def __init__(
-        self, profile: Profile, mint: Callable[[str], str], session: Mapping[str, Any] = MappingProxyType({})
+        self,
+        profile: Profile,
+        mint: Callable[[str], str],
+        session: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        duplex: bool = False,
     ) -> None:
+        self._duplex = duplex
         self.profile = profile
         self.config: SessionConfig = updated(initial(profile), session, profile, voice_fixed=False)
         self._mint = mint
@@ -138,7 +149,7 @@ class RealtimeServerSide:
         try:
             value = parse_object(text)
             event_id = event_id_of(value)
-            self._handle(parse_client(value))
+            self._handle(parse_client(value, duplex=self._duplex))
         except RealtimeError as error:
             self._refuse(error, event_id)
         return self._take()
@@ -160,6 +171,11 @@ class RealtimeServerSide:
         """A command could not be carried out: the client is told."""
         if not self._closed:
             self._refuse(error, None)
+        return self._take()
+
+    def resumable(self, token: str, grace_s: float) -> list[c.Output]:
+        """In the duplex dialect: with what a client whose connection is lost may come back."""
+        self._send(e.SessionResumable(resume_token=token, grace_s=grace_s))
         return self._take()
 
     def end(self, error: RealtimeError, close: RealtimeClose) -> list[c.Output]:
@@ -217,6 +233,15 @@ class RealtimeServerSide:
                 self._out.append(c.ClearOutput())
                 if self._responses.last_id is not None:
                     self._send(e.OutputCleared(response_id=self._responses.last_id))
+            case Heartbeat():
+                self._send(e.HeartbeatAck())
+            case SessionClose():
+                self._close()
+            case PlaybackAck():
+                self._played(event)
+            case BargeIn():
+                self._owed = False
+                self._out += self._responses.cancel(None, "turn_detected") or []
             case _:
                 assert_never(event)
 
@@ -300,6 +325,22 @@ class RealtimeServerSide:
         self._owed = False
         self._out += cancelled
 
+    def _close(self) -> None:
+        """The client has said that it goes."""
+        text = "the client has closed the session"
+        self._out += self._responses.fail_all(RealtimeError(RealtimeCode.CLOSED, text))
+        self._send(e.SessionClosed(reason="client"))
+        self._out.append(c.Close(RealtimeClose.NORMAL, "client"))
+        self._closed = True
+
+    def _played(self, event: PlaybackAck) -> None:
+        self._expect(event.item_id, RealtimeCode.INVALID_VALUE)
+        spoken = self._conversation.spoken(event.item_id)
+        played = 0 if spoken is None else int(min(max(0, event.played_ms), spoken.audio_ms))
+        if spoken is not None:
+            self._out.append(c.Played(spoken.response_id, played))
+        self._send(e.PlaybackAcknowledged(item_id=event.item_id, played_ms=played))
+
     # ---- facts
 
     def _apply(self, fact: c.Fact) -> None:
@@ -318,6 +359,12 @@ class RealtimeServerSide:
                 self._answer()
             case c.UserTranscript() | c.UserTranscribed() | c.UserTranscriptFailed():
                 self._transcript(fact)
+            case c.InputTrouble(kind, at_ms, measured_hz):
+                if self._duplex:
+                    self._send(e.InputReport(kind=kind, at_ms=round(at_ms), measured_hz=measured_hz))
+            case c.ContextUsed(ratio):
+                if self._duplex:
+                    self._send(e.ContextUsage(usage_ratio=ratio))
             case c.ResponseOpened(response_id):
                 self._out += self._responses.begin(response_id, self._config_of(ResponseOverrides()))
             case (
@@ -452,4 +499,6 @@ class RealtimeServerSide:
         if not isinstance(output, c.Send):
             return output
         self._sent += 1
-        return c.Send(msgspec.structs.replace(output.event, event_id=self._mint("event")))
+        number = self._sent if self._duplex else UNSET
+        stamped = msgspec.structs.replace(output.event, event_id=self._mint("event"), server_event_seq=number)
+        return c.Send(stamped)

@@ -34,9 +34,12 @@ def pcm(ms: int) -> bytes:
 class Driver:
     """``commands``: what the last call asked of the session."""
 
-    def __init__(self, profile: Profile = PROFILE) -> None:
+    def __init__(self, profile: Profile = PROFILE, *, duplex: bool = False) -> None:
         numbers = itertools.count(1)
-        self.side = RealtimeServerSide(profile, lambda prefix: f"{prefix}_{next(numbers)}")
+        self.side = RealtimeServerSide(profile, lambda prefix: f"{prefix}_{next(numbers)}", duplex=duplex)
+        self.numbers: list[int] = []
+        """``server_event_seq`` of what was sent."""
+        self._dumped = not duplex
         self.grammar = Grammar()
         self.commands: list[Command] = []
         self.close: Close | None = None
@@ -48,8 +51,10 @@ class Driver:
         for output in outputs:
             if isinstance(output, Send):
                 text = encode(output.event)
-                dump(text)
+                if self._dumped:
+                    dump(text)
                 events.append(json.loads(text))
+                self.numbers += [events[-1]["server_event_seq"]] if "server_event_seq" in events[-1] else []
                 self.grammar.see(events[-1])
             elif isinstance(output, Close):
                 self.close = output

@@ -68,7 +68,7 @@ class Grammar:
         if self.expected:
             item_id = event["item"]["id"] if "item" in event else event.get("item_id")
             assert (kind, item_id) == self.expected.pop(0)
-        if event.get("response_id") is not None and kind != "output_audio_buffer.cleared":
+        if kind.startswith("response.") and "response_id" in event:
             assert event["response_id"] in self.running, f"{kind} of a response that does not run"
         handler = getattr(self, "on_" + kind.replace(".", "_"), None)
         if handler is not None:

@@ -18,6 +18,8 @@ from realtime_omni_protocols.realtime import (
     CommitInput,
     Configure,
     IdleTimeout,
+    InputTrouble,
+    Played,
     Profile,
     RealtimeClose,
     RealtimeCode,
@@ -378,3 +380,31 @@ def test_every_error_is_within_its_bounds() -> None:
     assert len(json.dumps(event)) < 4_000
     assert driver.side.statistics().errors == 2
     assert driver.side.profile is PROFILE
+
+
+def test_the_duplex_dialect_numbers_its_events_and_knows_four_more() -> None:
+    driver = Driver(duplex=True)
+    item_id = speak(driver, [("One", 0, 500)], 500)
+    (acknowledged,) = driver.send("playback.ack", item_id=item_id, played_ms=9_000.5)
+    assert acknowledged["played_ms"] == 500
+    assert driver.commands == [Played(driver.response, 500)]
+    assert kinds(driver.send("session.heartbeat")) == ["session.heartbeat_ack"]
+    events = driver.send("barge_in")
+    assert events[-1]["response"]["status_details"]["reason"] == "turn_detected"
+    assert driver.send("barge_in") == []
+    driver.send("response.create")
+    events = driver.send("session.close")
+    assert kinds(events) == ["response.done", "session.closed"]
+    assert events[0]["response"]["status"] == "failed"
+    assert driver.close is not None
+    assert driver.close.code == 1000
+    assert driver.numbers == list(range(1, len(driver.numbers) + 1))
+
+
+def test_without_opting_in_the_dialect_is_unknown() -> None:
+    driver = Driver()
+    for kind in ("session.heartbeat", "session.close", "playback.ack", "barge_in"):
+        (event,) = driver.send(kind)
+        assert event["error"]["code"] == "invalid_value"
+    assert driver.apply(InputTrouble("wrong_rate", 10.0, 16_000.0)) == []
+    assert driver.numbers == []
