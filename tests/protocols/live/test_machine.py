@@ -7,14 +7,18 @@ injection left without an answer at the end; usage that goes back.
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.live.drive import ACTIONS, Driver, Step, faulty, random_steps
-from realtime_omni_protocols.live import LiveServerSide, LiveState
+from protocols.live.make_vectors import TAKEN
+from realtime_omni_protocols.live import LiveError, LiveServerSide, LiveState, parse_client
 from realtime_omni_protocols.live import audience as audience_module
 from realtime_omni_protocols.live import server_side as machine
 from realtime_omni_protocols.live.audience import Audience, Origin
@@ -146,3 +150,26 @@ def test_a_session_without_a_start_says_nothing() -> None:
     assert side.lost(0) == []
     assert side.state is LiveState.NEW
     assert side.statistics().events_sent == 0
+
+
+@given(st.one_of(st.text(), st.binary(), st.recursive(st.none() | st.text() | st.integers(), st.lists).map(json.dumps)))
+def test_whatever_a_frame_holds_it_is_an_event_or_a_coded_refusal(frame: str | bytes) -> None:
+    with contextlib.suppress(LiveError):
+        parse_client(frame)
+
+
+@given(st.sampled_from(TAKEN), st.data())
+def test_an_event_with_one_changed_value_is_an_event_or_a_coded_refusal(vector: dict[str, Any], data: Any) -> None:
+    event = json.loads(vector["wire"])
+    target = event
+    while isinstance(target, dict) and target:
+        key = data.draw(st.sampled_from(sorted(target)))
+        if isinstance(target[key], dict) and data.draw(st.booleans()):
+            target = target[key]
+            continue
+        target[key] = data.draw(
+            st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.just([{}])
+        )
+        break
+    with contextlib.suppress(LiveError):
+        parse_client(json.dumps(event), fork=vector["fork"])
