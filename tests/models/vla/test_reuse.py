@@ -1,98 +1,162 @@
-"""Reuse by content: equal to the plain path, a full key, an off switch, a bound."""
+"""What sessions share by content: equal to the plain path, a full key, an off switch, a bound, nothing left behind."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from models.vla import tiny
-from realtime_omni.models.common.vla.network import FlowNetwork, PolicyInputs, encode, sample
-from realtime_omni.models.common.vla.reuse import ContentCache, Identity, Reuse, digest
-
-IDENTITY = Identity("weights", "statistics", "float32", 32, "cpu")
-MIB = 1 << 20
-
-
-def reuse(pictures: int = MIB, prefixes: int = MIB, identity: Identity = IDENTITY) -> Reuse:
-    return Reuse(identity, ContentCache(pictures), ContentCache(prefixes))
+from models.vla.test_serving import FAMILIES, Counted, actions, ask, build, observation, plain, serve
+from realtime_omni.engine import commands as c
+from realtime_omni.models.common.vla.reuse import ContentCache, Identity, PictureKey, digest
+from realtime_omni.models.common.vla.serving import VLAModel
+from realtime_omni.session.observation import Observation
+from realtime_omni.session.values import SessionId
+from realtime_omni.testing.faults import inject
 
 
-@pytest.fixture(scope="module", params=tiny.FAMILIES)
-def network(request: pytest.FixtureRequest) -> FlowNetwork:
-    return tiny.network(request.param)
+@pytest.fixture(params=FAMILIES)
+def sharing(request: pytest.FixtureRequest) -> VLAModel:
+    return build(request.param, cache_mib=16)
 
 
-def chunk(network: FlowNetwork, caches: Reuse, row: PolicyInputs) -> Tensor:
-    return sample(network, caches.encode(network, row), tiny.noise())
+def changed(seen: Observation, camera: int) -> Observation:
+    """One bit of one picture is another."""
+    images = {name: image.copy() for name, image in seen.images.items()}
+    images[sorted(images)[camera]][0, 0, 0] ^= 1
+    return replace(seen, images=images)
 
 
-def test_a_reused_prefix_gives_the_same_chunk(network: FlowNetwork) -> None:
-    caches, row = reuse(), tiny.row(1, (True, False, True))
-    plain = sample(network, encode(network, row), tiny.noise())
-    assert (chunk(network, caches, row) - plain).abs().max() <= 1e-6
-    assert (chunk(network, caches, row) - plain).abs().max() <= 1e-6
-    assert caches.prefixes.statistics().hits == 1
-    assert caches.pictures.statistics().misses == 2
+def test_a_prefix_that_another_session_computed_gives_the_same_chunk(
+    sharing: VLAModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, seen = serve(sharing, "a", "b"), observation(sharing, 1)
+    expected = plain(sharing, seen)
+    counted = Counted(sharing, monkeypatch)
+    for session in ("a", "b", "a"):
+        assert np.abs(actions(ask(engine, seen, session)) - expected).max() <= 1e-6
+    assert counted.pictures == 2
+    engine.ask(c.Reset(ticket=0, session_id=SessionId("a")))
+    assert np.abs(actions(ask(engine, seen)) - expected).max() <= 1e-6
+    assert counted.pictures == 2
+    assert sharing.shared.prefixes.statistics().hits == 2
 
 
-def test_a_new_state_reuses_the_prefix_only_where_the_prefix_does_not_read_it(network: FlowNetwork) -> None:
-    caches, row = reuse(), tiny.row(1)
-    moved = replace(row, state=row.state + 1)
-    chunk(network, caches, row)
-    got = chunk(network, caches, moved)
-    assert caches.prefixes.statistics().hits == (0 if network.shape.state_in_prefix else 1)
-    assert (got - sample(network, encode(network, moved), tiny.noise())).abs().max() <= 1e-6
+def test_one_other_bit_of_one_camera_costs_one_picture_and_the_prefix(
+    sharing: VLAModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, seen = serve(sharing, "a", "b"), observation(sharing, 1)
+    other = changed(seen, 1)
+    expected = plain(sharing, other)
+    ask(engine, seen)
+    counted = Counted(sharing, monkeypatch)
+    assert np.abs(actions(ask(engine, other, "b")) - expected).max() <= 1e-6
+    assert counted.pictures == 1
+    assert sharing.shared.prefixes.statistics().hits == 0
 
 
-def test_one_other_pixel_of_one_camera_costs_one_picture_and_the_prefix(network: FlowNetwork) -> None:
-    caches, row = reuse(), tiny.row(1)
-    changed = replace(row, images=row.images.clone())
-    changed.images[0, 1, 0, 0, 0] += 0.01
-    chunk(network, caches, row)
-    got = chunk(network, caches, changed)
-    assert caches.prefixes.statistics().hits == 0
-    assert (caches.pictures.statistics().hits, caches.pictures.statistics().misses) == (2, 4)
-    assert (got - sample(network, encode(network, changed), tiny.noise())).abs().max() <= 1e-6
+def test_a_picture_that_several_robots_see_at_once_is_encoded_once(
+    sharing: VLAModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, seen = serve(sharing, "a", "b", "c"), observation(sharing, 1)
+    expected = plain(sharing, seen)
+    counted = Counted(sharing, monkeypatch)
+    tickets = [engine.send(c.Next(ticket=0, session_id=SessionId(name), observation=seen)) for name in "abc"]
+    engine.rest()
+    assert counted.pictures == 2
+    for ticket in tickets:
+        assert np.abs(actions(engine.result(ticket)) - expected).max() <= 1e-5
 
 
-@pytest.mark.parametrize("field", Identity._fields)
-def test_every_part_of_the_identity_is_part_of_the_key(field: str) -> None:
-    network, row = tiny.network("pi0"), tiny.row(1)
-    caches = reuse()
-    other = replace(caches, identity=IDENTITY._replace(**{field: "another"}))
-    caches.encode(network, row)
-    other.encode(network, row)
-    assert caches.prefixes.statistics().hits == 0
-    assert caches.pictures.statistics().hits == 0
+def test_a_new_state_shares_the_prefix_only_where_the_prefix_does_not_read_it(sharing: VLAModel) -> None:
+    engine, seen = serve(sharing, "a", "b"), observation(sharing, 1)
+    moved = replace(seen, state=seen.state + np.float32(0.3))
+    ask(engine, seen)
+    assert np.abs(actions(ask(engine, moved, "b")) - plain(sharing, moved)).max() <= 1e-6
+    reads_state = (
+        sharing.network.shape.state_in_prefix or sharing.spec.name == "pi0.5"
+    )  # which writes it into the prompt
+    assert sharing.shared.prefixes.statistics().hits == (0 if reads_state else 1)
 
 
-def test_the_same_pictures_in_other_slots_are_another_prefix() -> None:
-    network, row = tiny.network("pi0"), tiny.row(1)
-    caches = reuse()
-    caches.encode(network, row)
-    caches.encode(network, replace(row, images=row.images.flip(1)))
-    assert caches.prefixes.statistics().hits == 0
-    assert caches.pictures.statistics().hits == 3
+@pytest.mark.parametrize("part", Identity._fields)
+def test_every_part_of_the_identity_is_part_of_the_keys(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("pi0", cache_mib=16)
+    engine, seen = serve(model, "a", "b"), observation(model, 1)
+    ask(engine, seen)
+    model.shared.identity = model.shared.identity._replace(**{part: "another"})
+    counted = Counted(model, monkeypatch)
+    ask(engine, seen, "b")
+    assert counted.pictures == 2
+    assert model.shared.prefixes.statistics().hits == 0
 
 
-def test_another_prompt_is_another_prefix_but_the_same_pictures() -> None:
-    network, row = tiny.network("pi0"), tiny.row(1)
-    caches = reuse()
-    caches.encode(network, row)
-    caches.encode(network, replace(row, tokens=row.tokens.flip(1)))
-    assert caches.prefixes.statistics().hits == 0
-    assert caches.pictures.statistics().hits == 3
+@pytest.mark.parametrize("change", ["slots", "prompt", "camera"])
+def test_the_same_pictures_otherwise_are_another_prefix(change: str) -> None:
+    model = build("pi0", cache_mib=16)
+    engine, seen = serve(model, "a", "b"), observation(model, 1)
+    ask(engine, seen)
+    first, second = seen.images
+    other = {
+        "slots": replace(seen, images={first: seen.images[second], second: seen.images[first]}),
+        "prompt": replace(seen, prompt="push"),
+        "camera": replace(seen, images={first: seen.images[first]}),
+    }[change]
+    assert np.abs(actions(ask(engine, other, "b")) - plain(model, other)).max() <= 1e-6
+    assert model.shared.prefixes.statistics().hits == 0
+    assert model.shared.pictures.statistics().hits > 0
 
 
-def test_zero_bytes_turn_a_cache_off() -> None:
-    network, caches = tiny.network("pi0"), reuse(0, 0)
-    for _ in range(2):
-        caches.encode(network, tiny.row(1))
-    for cache in (caches.pictures, caches.prefixes):
-        assert (cache.statistics().entries, cache.statistics().hits) == (0, 0)
+def test_nothing_is_shared_when_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("pi0", cache_mib=0)
+    engine, seen = serve(model, "a", "b"), observation(model, 1)
+    counted = Counted(model, monkeypatch)
+    for session in ("a", "b"):
+        ask(engine, seen, session)
+    assert counted.pictures == 4
+    assert model.shared.pictures.statistics().entries == model.shared.prefixes.statistics().entries == 0
+
+
+def test_what_is_shared_can_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("pi0", cache_mib=16)
+    engine, seen = serve(model, "a", "b"), observation(model, 1)
+    ask(engine, seen)
+    model.shared.clear()
+    counted = Counted(model, monkeypatch)
+    ask(engine, seen, "b")
+    assert counted.pictures == 2
+
+
+def test_a_tick_that_failed_leaves_values_that_are_right(sharing: VLAModel) -> None:
+    """Its prefix was computed before it failed; whoever finds it gets the same chunk."""
+    engine, seen = serve(sharing, "a", "b"), observation(sharing, 1)
+    inject(engine, "commit", session_id="a")
+    failed = engine.send(c.Next(ticket=0, session_id=SessionId("a"), observation=seen))
+    engine.rest()
+    assert engine.error(failed) is not None
+    assert np.abs(actions(ask(engine, seen, "b")) - plain(sharing, seen)).max() <= 1e-6
+
+
+def test_a_shared_picture_keeps_no_batch_alive() -> None:
+    model = build("pi0", cache_mib=16)
+    ask(serve(model), observation(model, 1, cameras=3))
+    for value, nbytes in model.shared.pictures._held.values():
+        assert value.untyped_storage().nbytes() == nbytes
+
+
+def test_bytes_stay_bounded_while_robots_come_and_go() -> None:
+    model = build("pi0", cache_mib=1)
+    model.shared.pictures.capacity_bytes = 3 * 4096
+    model.shared.prefixes.capacity_bytes = 64 * 1024
+    for number in range(12):
+        engine = serve(model)
+        seen = observation(model, number)
+        assert np.abs(actions(ask(engine, seen)) - plain(model, seen)).max() <= 1e-6
+        engine.close("a")
+        for cache in (model.shared.pictures, model.shared.prefixes):
+            assert cache.statistics().nbytes <= cache.capacity_bytes
 
 
 def test_the_least_recently_used_leave_first_and_bytes_stay_bounded() -> None:
@@ -112,11 +176,18 @@ def test_the_least_recently_used_leave_first_and_bytes_stay_bounded() -> None:
 
 
 def test_a_digest_tells_shape_and_dtype_apart() -> None:
-    zeros = torch.zeros(4)
-    assert len({digest(zeros), digest(zeros.reshape(2, 2)), digest(zeros.int()), digest(zeros.half())}) == 4
-    assert digest(zeros) == digest(torch.zeros(8)[::2])
+    zeros = np.zeros((2, 2, 3), np.uint8)
+    others = (zeros, zeros.reshape(1, 4, 3), zeros.astype(np.int8), np.zeros((2, 2, 3), np.float32))
+    assert len({digest(image) for image in others}) == 4
+    assert digest(np.zeros((4, 2, 3), np.uint8)[::2]) == digest(zeros)
 
 
-def test_rows_are_compared_one_by_one() -> None:
-    with pytest.raises(ValueError, match="row by row"):
-        reuse().encode(tiny.network("pi0"), PolicyInputs.stack([tiny.row(1), tiny.row(2)]))
+def test_the_identity_is_of_the_loaded_model(sharing: VLAModel) -> None:
+    identity = sharing.shared.identity
+    assert identity.model == sharing.spec.name
+    assert identity.statistics == sharing.policy.processing.statistics_id()
+    assert (identity.dtype, identity.device) == ("torch.float32", "cpu")
+    assert identity.fit == sharing.policy.processing.fit.value
+    half = build(sharing.spec.name, cache_mib=16)
+    half.network.to(torch.bfloat16)  # type: ignore[attr-defined]
+    assert PictureKey(half._identity(), b"") != PictureKey(identity, b"")

@@ -30,7 +30,7 @@ NOISE = np.random.default_rng(0).standard_normal((HORIZON, WIDTH)).astype(np.flo
 
 
 def build(name: str, folder: Path | None = None, **options: Any) -> VLAModel:
-    given = {"checkpoint": str(folder or checkpoints.GOLDEN / FAMILIES[name])} | options
+    given = {"checkpoint": str(folder or checkpoints.GOLDEN / FAMILIES[name]), "cache_mib": 0} | options
     return cast(VLAModel, catalog.build(Config(model=name, options=given)))
 
 

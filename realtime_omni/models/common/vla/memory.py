@@ -6,24 +6,21 @@ Values only: nothing here is ever edited.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
-import numpy as np
 import torch
 from msgspec import Meta
-from numpy.typing import NDArray
 from torch import Tensor
 
 from realtime_omni.errors import ArgumentError
 from realtime_omni.models.base import PackedState
 from realtime_omni.models.common.packing import unpack_tensor, unpack_values
 from realtime_omni.models.common.vla.attention import PrefixKV
-from realtime_omni.models.common.vla.network import PolicyInputs, PolicyShape
+from realtime_omni.models.common.vla.network import PolicyShape
+from realtime_omni.models.common.vla.reuse import PrefixKey
 
 MOST_PLANNED = 8
 """Chunks that an ensemble averages at most."""
@@ -33,7 +30,7 @@ MOST_PLANNED = 8
 class KeptPrefix:
     """One row, packed, without pi0's state token. ``key``: everything of the observation that it depends on."""
 
-    key: Hashable
+    key: PrefixKey
     kv: PrefixKV
 
 
@@ -67,21 +64,6 @@ def state_bytes(shape: PolicyShape, cameras: int, channels: int, dtype_bytes: in
     tokens = cameras * shape.picture_tokens + shape.prompt_tokens + 1
     prefix = 2 * shape.layers * tokens * shape.kv_heads * shape.head_dim * dtype_bytes + tokens
     return prefix + planned * shape.horizon * (shape.action_dim + channels) * 4
-
-
-def prefix_key(
-    images: Mapping[str, NDArray[Any]], cameras: tuple[str, ...], inputs: PolicyInputs, shape: PolicyShape
-) -> Hashable:
-    """Equal for observations whose prefix is the same: pictures by content, tokens, and the state where the prefix reads it."""
-    pictures = tuple(_digest(images[name]) if name in images else None for name in cameras)
-    state = inputs.state.numpy().tobytes() if shape.state_in_prefix else b""
-    return pictures, tuple(inputs.tokens[0].tolist()), state
-
-
-def _digest(image: NDArray[Any]) -> bytes:
-    hasher = hashlib.blake2b(f"{image.dtype}{image.shape}".encode(), digest_size=16)
-    hasher.update(np.ascontiguousarray(image).data)
-    return hasher.digest()
 
 
 class _SavedChunk(msgspec.Struct, forbid_unknown_fields=True):

@@ -56,11 +56,13 @@ class ServingOptions(TypedDict):
     rtc: Settings
     reuse: bool
     speed: Speed
+    cache_mib: int
 
 
 class VLAOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``checkpoint``: a folder in ``layout``; ``robot`` belongs to layout ``openpi`` alone. ``reuse``: keep a session's
-    prefix for the next observation with the same pictures and words. ``speed``: see ``graphs.open_stages``."""
+    prefix for the next observation with the same pictures and words. ``speed``: see ``graphs.open_stages``.
+    ``cache_mib``: features of pictures, and prefixes, that all sessions share by content; 0: none."""
 
     checkpoint: str = ""
     layout: Literal["lerobot", "openpi"] = "lerobot"
@@ -70,6 +72,7 @@ class VLAOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rtc: RtcOptions = RtcOptions()
     reuse: bool = True
     speed: Speed = "plain"
+    cache_mib: Annotated[int, Meta(ge=0, le=1 << 20)] = 256
 
     def folder(self) -> Path:
         """Raises ConfigError: no checkpoint is named, or there is no such folder."""
@@ -84,7 +87,12 @@ class VLAOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return folder
 
     def serving(self) -> ServingOptions:
-        return {"rtc": self.rtc.settings(), "reuse": self.reuse, "speed": self.speed}
+        return {
+            "rtc": self.rtc.settings(),
+            "reuse": self.reuse,
+            "speed": self.speed,
+            "cache_mib": self.cache_mib,
+        }
 
     def needed_robot(self) -> openpi.Robot:
         if self.robot is None:

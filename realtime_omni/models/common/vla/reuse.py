@@ -13,26 +13,29 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from realtime_omni.models.common.vla.attention import PrefixKV
-from realtime_omni.models.common.vla.network import FlowNetwork, PolicyInputs
+from realtime_omni.models.common.vla.network import PolicyInputs, PolicyShape
 
 Value = TypeVar("Value")
 
 
 class Identity(NamedTuple):
-    """What a value depends on besides the observation: weights, statistics, number format, resolution, device."""
+    """What a value depends on besides the observation: model, statistics, number format, resolution, how pictures are fitted,
+    device. A model's weights do not change while it lives, and its caches die with it."""
 
-    weights: str
+    model: str
     statistics: str
     dtype: str
     image_size: int
+    fit: str
     device: str
 
 
@@ -50,11 +53,10 @@ class PrefixKey(NamedTuple):
     state: bytes
 
 
-def digest(tensor: Tensor) -> bytes:
-    """16 bytes of a tensor's content, shape and dtype."""
-    held = tensor.detach().contiguous().cpu()
-    hasher = hashlib.blake2b(f"{held.dtype}{tuple(held.shape)}".encode(), digest_size=16)
-    hasher.update(held.view(torch.uint8).numpy().data)
+def digest(image: NDArray[Any]) -> bytes:
+    """16 bytes of a picture's content, shape and dtype."""
+    hasher = hashlib.blake2b(f"{image.dtype}{image.shape}".encode(), digest_size=16)
+    hasher.update(np.ascontiguousarray(image).data)
     return hasher.digest()
 
 
@@ -110,43 +112,34 @@ class ContentCache(Generic[Value]):
         return CacheStatistics(len(self._held), self._nbytes, self._hits, self._misses, self._evicted)
 
 
-@dataclass(frozen=True, slots=True)
 class Reuse:
-    """The two caches of one network and the identity their keys carry."""
+    """What all sessions of one model share: two caches, and the identity that their keys carry."""
 
-    identity: Identity
-    pictures: ContentCache[Tensor]
-    prefixes: ContentCache[PrefixKV]
+    def __init__(self, identity: Identity, capacity_bytes: int) -> None:
+        """A quarter of ``capacity_bytes`` is for pictures, the rest for prefixes; 0: nothing is kept."""
+        self.identity = identity
+        self.pictures: ContentCache[Tensor] = ContentCache(capacity_bytes // 4)
+        self.prefixes: ContentCache[PrefixKV] = ContentCache(capacity_bytes - capacity_bytes // 4)
 
-    def encode(self, network: FlowNetwork, row: PolicyInputs) -> PrefixKV:
-        """What ``network.encode`` returns for one row, with as little work as its content allows."""
-        if row.image_mask.shape[0] != 1:
-            raise ValueError("content is compared row by row")
-        digests = [
-            digest(image) if there else None for image, there in zip(row.images[0], row.image_mask[0], strict=True)
-        ]
-        key = self._key(network, row, digests)
-        kv = self.prefixes.get(key)
-        if kv is None:
-            prefix = network.embed_prefix(self._features(network, row, digests), row)
-            kv = network.prefill(prefix.pack())
-            self.prefixes.put(key, kv, kv.nbytes)
-        return network.add_state(kv, row.state)
+    def key(
+        self, images: Mapping[str, NDArray[Any]], cameras: tuple[str, ...], inputs: PolicyInputs, shape: PolicyShape
+    ) -> PrefixKey:
+        """Of one observation, whose pictures are ``images`` and whose one row is ``inputs``."""
+        pictures = tuple(digest(images[name]) if name in images else None for name in cameras)
+        state = inputs.state.numpy().tobytes() if shape.state_in_prefix else b""
+        return PrefixKey(self.identity, pictures, tuple(inputs.tokens[inputs.token_mask].tolist()), state)
 
-    def _key(self, network: FlowNetwork, row: PolicyInputs, digests: list[bytes | None]) -> PrefixKey:
-        tokens = tuple(row.tokens[row.token_mask].tolist())
-        state = digest(row.state) if network.shape.state_in_prefix else b""
-        return PrefixKey(self.identity, tuple(digests), tokens, state)
+    def picture(self, content: bytes) -> Tensor | None:
+        """Features [K, D] of a picture that was encoded before."""
+        return self.pictures.get(PictureKey(self.identity, content))
 
-    def _features(self, network: FlowNetwork, row: PolicyInputs, digests: list[bytes | None]) -> Tensor:
-        """[1, N, K, D]; pictures that are not known are encoded together."""
-        keys = [None if d is None else PictureKey(self.identity, d) for d in digests]
-        known = {slot: self.pictures.get(key) for slot, key in enumerate(keys) if key is not None}
-        fresh = [slot for slot, features in known.items() if features is None]
-        if fresh:
-            for slot, features in zip(fresh, network.embed_images(row.images[0, fresh]), strict=True):
-                known[slot] = features
-                self.pictures.put(keys[slot], features, features.numel() * features.element_size())
-        there = {slot: features for slot, features in known.items() if features is not None}
-        blank = torch.zeros_like(next(iter(there.values())))
-        return torch.stack([there.get(slot, blank) for slot in range(len(keys))])[None]
+    def keep_picture(self, content: bytes, features: Tensor) -> None:
+        """``features`` may be a part of a batch: what is kept has storage of its own."""
+        if self.pictures.capacity_bytes:
+            self.pictures.put(
+                PictureKey(self.identity, content), features.clone(), features.numel() * features.element_size()
+            )
+
+    def clear(self) -> None:
+        self.pictures.clear()
+        self.prefixes.clear()

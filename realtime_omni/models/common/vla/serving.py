@@ -2,7 +2,8 @@
 
 Owns the tick: pictures, prefix, denoise steps, robot units, and which of it is shared or reused. Must not know: a family's
 network or checkpoint layout. Pictures of all rows that join are encoded together, prefixes too; a row whose pictures and
-words are those of its session's last observation takes the prefix from its state. Denoise steps run on all rows that go by
+words are those of its session's last observation takes the prefix from its state, and what other sessions saw from the
+caches that all share. Denoise steps run on all rows that go by
 the same rule; between two of them rows join and leave.
 """
 
@@ -39,6 +40,7 @@ from realtime_omni.models.common.vla.images import signed
 from realtime_omni.models.common.vla.memory import MOST_PLANNED, KeptPrefix, Planned, VLAState
 from realtime_omni.models.common.vla.network import PolicyInputs
 from realtime_omni.models.common.vla.policy import Policy
+from realtime_omni.models.common.vla.reuse import Identity, PrefixKey, Reuse
 from realtime_omni.models.policy import ACTIONS, PolicyBase, PolicySpec
 from realtime_omni.rtc.ensemble import Stamped, ensemble
 from realtime_omni.rtc.modes import Mode, Settings
@@ -58,14 +60,14 @@ class _Row:
     row: StepRow
     observation: Observation
     inputs: PolicyInputs
-    key: object
+    key: PrefixKey
     prefix: KeptPrefix | None
     features: Tensor | None = None
 
 
 class VLAModel(PolicyBase):
     """A :class:`~realtime_omni.models.policy.PolicyModel`. ``rtc``: how chunks continue each other; ``reuse``: keep a
-    session's prefix for its next observation."""
+    session's prefix for its next observation; ``cache_mib``: keep pictures and prefixes for all sessions, by content."""
 
     def __init__(
         self,
@@ -76,15 +78,17 @@ class VLAModel(PolicyBase):
         rtc: Settings = NO_JOIN,
         reuse: bool = True,
         speed: Speed = "plain",
+        cache_mib: int = 0,
     ) -> None:
         self.policy = policy
         self.network = policy.network
         self._device = torch.device(device)
         self._stages = open_stages(policy.network, self._device, len(policy.processing.cameras), speed)
         self._rtc = rtc
-        self._reuse = reuse
+        self._keeps_prefix = reuse
         self._most_planned = {Mode.NONE: 0, Mode.ENSEMBLE: MOST_PLANNED}.get(rtc.mode, 1)
         self._spec = self._declare(name)
+        self.shared = Reuse(self._identity(), cache_mib << 20)
 
     def _declare(self, name: str) -> ModelSpec:
         shape, processing = self.network.shape, self.policy.processing
@@ -113,6 +117,18 @@ class VLAModel(PolicyBase):
                 joins=self._rtc.mode is not Mode.NONE,
                 statistics=self.policy.statistics,
             ),
+        )
+
+    def _identity(self) -> Identity:
+        processing = self.policy.processing
+        dtype = str(next(cast(nn.Module, self.network).parameters()).dtype)
+        return Identity(
+            self._spec.name,
+            processing.statistics_id(),
+            dtype,
+            processing.image_size,
+            processing.fit.value,
+            str(self._device),
         )
 
     def warm_up(self, rows: int) -> None:
@@ -202,26 +218,45 @@ class VLAModel(PolicyBase):
             raise ArgumentError("an instruction is needed", path="prompt")
         processing = self.policy.processing
         inputs = processing.inputs(observation.images, observation.state, prompt, raw=True)
-        key = memory.prefix_key(observation.images, processing.cameras, inputs, self.network.shape)
+        key = self.shared.key(observation.images, processing.cameras, inputs, self.network.shape)
         kept = row.state.prefix
-        return _Row(row, observation, inputs, key, kept if kept is not None and kept.key == key else None)
+        if kept is None or kept.key != key:
+            known = self.shared.prefixes.get(key)
+            kept = None if known is None else KeptPrefix(key, known)
+        return _Row(row, observation, inputs, key, kept)
 
     @torch.no_grad()
     def _encode_pictures(self, rows: Sequence[_Row]) -> None:
-        """All pictures that are there, of all rows, in one batch; a masked slot costs nothing and is zero."""
-        if not rows:
-            return
-        present = [row.inputs.images[row.inputs.image_mask] for row in rows]
-        if len({images.dtype for images in present}) > 1:
-            present = [signed(images) for images in present]
-        encoded = self._stages.features(placed(torch.cat(present), self._device))
-        for row, features in zip(rows, torch.split(encoded, [len(images) for images in present]), strict=True):
+        """Every picture that is not known, once, in one batch; a masked slot costs nothing and is zero."""
+        found: dict[bytes, Tensor] = {}
+        fresh: dict[bytes, Tensor] = {}
+        for row in rows:
+            for slot, content in enumerate(row.key.pictures):
+                if content is None or content in found or content in fresh:
+                    continue
+                known = self.shared.picture(content)
+                if known is None:
+                    fresh[content] = row.inputs.images[0, slot]
+                else:
+                    found[content] = known
+        found |= self._encoded(fresh)
+        for row in rows:
+            there = [None if content is None else found[content] for content in row.key.pictures]
+            blank = torch.zeros_like(next(features for features in there if features is not None))
+            row.features = torch.stack([blank if features is None else features for features in there])
             row.inputs = replace(row.inputs, images=torch.empty(1, 0))  # nothing reads them any more
-            row.features = features
-            if not bool(row.inputs.image_mask.all()):
-                row.features = features.new_zeros(row.inputs.image_mask.shape[1], *features.shape[1:])
-                there = row.inputs.image_mask[0].nonzero()[:, 0]
-                row.features.index_copy_(0, placed(there, self._device), features)
+
+    def _encoded(self, fresh: Mapping[bytes, Tensor]) -> dict[bytes, Tensor]:
+        """Features of pictures by content; they are kept for later."""
+        if not fresh:
+            return {}
+        images = list(fresh.values())
+        if len({image.dtype for image in images}) > 1:
+            images = [signed(image) for image in images]
+        encoded = dict(zip(fresh, self._stages.features(placed(torch.stack(images), self._device)), strict=True))
+        for content, features in encoded.items():
+            self.shared.keep_picture(content, features)
+        return encoded
 
     @torch.no_grad()
     def _compute_prefixes(self, rows: Sequence[_Row]) -> None:
@@ -230,6 +265,7 @@ class VLAModel(PolicyBase):
         features = torch.stack([row.features for row in rows if row.features is not None])
         for row, kv in zip(rows, self._stages.prefixes(features, _stacked(rows).to(self._device)), strict=True):
             row.prefix = KeptPrefix(row.key, kv)
+            self.shared.prefixes.put(row.key, kv, kv.nbytes)
             row.features = None
 
     def _flow_row(self, number: int, row: _Row) -> FlowRow:
@@ -280,7 +316,7 @@ class VLAModel(PolicyBase):
             stamped = [Stamped(p.tick, p.robot) for p in planned]
             actions = ensemble(stamped, planned[-1].tick).numpy()
         artifact = Artifact(ACTIONS, Modality.ACTION, Representation.DECODED, "TA", actions)
-        following = VLAState(row.prefix if self._reuse else None, planned)
+        following = VLAState(row.prefix if self._keeps_prefix else None, planned)
         return RowOutput(ChunkMetadata.from_tick(row.row.tick), (artifact,), following)
 
     def _plan(self, row: _Row, model: Tensor, robot: Tensor) -> tuple[Planned, ...]:
