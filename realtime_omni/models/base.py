@@ -1,6 +1,7 @@
 """The contract between the engine and a model. A model is a folder, a catalog line and a recipe; it touches no engine code.
 
-A model owns weights and pure functions over *values*: it keeps no per-session state on itself (tests prove it). What a
+A model owns weights and pure functions over *values*: it keeps no per-session state on itself (tests prove it; a bounded
+cache of values by content, marked ``shared_by_content``, is none). What a
 session needs to remember is a typed, immutable state object that :meth:`WorldModel.step` replaces; the engine swaps it in
 when the tick commits and forgets it when it does not. The engine measures the storage that a state keeps alive, a view with
 all of the storage behind it, and holds it against ``KVSpec.model_owned_bytes_per_session``. Keys and values go through the

@@ -1,7 +1,8 @@
 """A fingerprint of everything that hangs on an object, to see whether running sessions left something there.
 
 Walks attributes, containers and modules; arrays and tensors count by their bytes. Functions, classes and modules of code are
-not followed: they are shared by nature.
+not followed: they are shared by nature. Nor is what says of itself that it is ``shared_by_content``: a bounded cache whose
+values depend on their keys alone, so that whoever put one there makes no difference.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def changed(before: Snapshot, after: Snapshot) -> tuple[str, ...]:
 
 
 def _walk(thing: Any, path: str, depth: int, seen: set[int], out: Snapshot) -> None:
-    if isinstance(thing, NOT_FOLLOWED) or depth > DEEPEST:
+    if isinstance(thing, NOT_FOLLOWED) or depth > DEEPEST or getattr(thing, "shared_by_content", False) is True:
         return
     if thing is None or isinstance(thing, (bool, int, float, complex, str, bytes)):
         out[path] = repr(thing)

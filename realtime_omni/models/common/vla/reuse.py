@@ -115,6 +115,9 @@ class ContentCache(Generic[Value]):
 class Reuse:
     """What all sessions of one model share: two caches, and the identity that their keys carry."""
 
+    shared_by_content = True
+    """For ``testing.snapshot``: no session leaves anything here that another could tell."""
+
     def __init__(self, identity: Identity, capacity_bytes: int) -> None:
         """A quarter of ``capacity_bytes`` is for pictures, the rest for prefixes; 0: nothing is kept."""
         self.identity = identity
