@@ -7,9 +7,7 @@ Owns the connection's tasks and who gets in. The rules of the wire are in ``real
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
@@ -23,7 +21,7 @@ from realtime_omni.server.auth import bearer_tokens
 from realtime_omni.server.client_secrets import DEFAULT_S, MAX_S, MIN_S, ClientSecrets
 from realtime_omni.server.codes import describe_error
 from realtime_omni.server.outbox import ConnectionEnded
-from realtime_omni.server.outgoing import Outgoing, PromptTransport
+from realtime_omni.server.outgoing import PromptTransport
 from realtime_omni.server.realtime_session import RealtimeSession, RealtimeSessions, mint
 from realtime_omni.server.realtime_words import profile_of
 from realtime_omni.server.transport import StarletteTransport, TransportLost
@@ -31,14 +29,17 @@ from realtime_omni.server.voice import VoiceHub
 from realtime_omni_protocols.realtime import DUPLEX_PATH, PATH, RealtimeClose, RealtimeCode, RealtimeError, encode
 from realtime_omni_protocols.realtime.server_events import ErrorBody, SessionReplaced, SessionResumed
 from realtime_omni_protocols.realtime.session import convert, initial, shown_session, updated
+from realtime_omni_protocols.world_server import TokenBucket
 
 SUBPROTOCOL = "realtime"
 """What browsers offer beside the one that carries their key."""
-LAST_WORD_S = 5.0
+BYTES_PER_MESSAGE = 256 * 1024
+"""A frame counts as so many messages more."""
 
 
 class RealtimeConnection:
-    """One connection of a session."""
+    """One connection of a session. What waits for the socket waits in the session's journal, so that what is cancelled
+    meanwhile is not sent."""
 
     def __init__(self, hub: VoiceHub, transport: PromptTransport, session: RealtimeSession, after: int = 0) -> None:
         """``after``: number of the last event that the client has."""
@@ -46,53 +47,53 @@ class RealtimeConnection:
         self._transport = transport
         self._session = session
         self._after = after
-        self._out = Outgoing(transport)
         self._attachment = session.attach()
 
-    async def run(self, greeting: Iterable[str] = ()) -> None:
+    async def run(self, greeting: str | None = None) -> None:
         """Serve to the end; ``greeting`` goes first. Leaves no task."""
-        for frame in greeting:
-            self._out.put(frame)
-        writer = asyncio.create_task(self._out.run())
         try:
             with self._hub.connection("realtime"):
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(self._follow(writer))
+                    group.create_task(self._write(greeting))
                     group.create_task(self._read())
-                    group.create_task(self._write())
         except* (ConnectionEnded, TransportLost):
             pass
         finally:
             self._session.detach(self._attachment)
-            self._out.close(RealtimeClose.NORMAL, "")
-            with contextlib.suppress(TimeoutError, ConnectionEnded, TransportLost):
-                async with asyncio.timeout(LAST_WORD_S):
-                    await writer
-            writer.cancel()
-
-    @staticmethod
-    async def _follow(writer: asyncio.Task[None]) -> None:
-        await asyncio.wait([writer])
-        raise TransportLost
 
     async def _read(self) -> None:
+        clock, rate = self._hub.clock, self._hub.settings.max_messages_per_s
+        bucket, never = TokenBucket(rate, clock.now_s()), asyncio.Event()
         while True:
-            self._session.receive(await self._transport.receive(), self._attachment)
+            frame = await self._transport.receive()
+            # Who sends too fast is read more slowly: a recording may come at once, in packets.
+            while not bucket.take(1 + len(frame) // BYTES_PER_MESSAGE, clock.now_s()):
+                await clock.wait(never, clock.now_s() + 1 / rate)
+            try:
+                self._session.receive(frame, self._attachment)
+            except Exception as fault:  # the session says so with its last event, and the writer closes
+                self._session.fail(fault)
 
-    async def _write(self) -> None:
+    async def _write(self, greeting: str | None) -> None:
+        if greeting is not None:
+            await self._transport.send(greeting)
         while entries := await self._session.read(self._after, self._attachment):
             for number, text in entries:
-                if isinstance(text, Lost):  # a client that does not read: what it missed made the order of events
-                    self._out.close(RealtimeClose.OVERLOADED, "events were lost")
-                    return
-                self._out.put(text)
+                if isinstance(text, Lost):  # what a client missed made the order of events
+                    await self._transport.close(RealtimeClose.OVERLOADED, "events were lost")
+                    raise ConnectionEnded
+                at_once = self._transport.put((text,))
+                if not at_once:
+                    await self._transport.send(text)
                 self._after = number
-            await self._out.room()
+                if not at_once:
+                    break  # it waited: what was read before may not be wanted any more
         if self._session.is_replaced(self._attachment):
-            self._out.put(encode(SessionReplaced(event_id=mint("event"))).decode())
-            self._out.close(RealtimeClose.NORMAL, "replaced")
+            await self._transport.send(encode(SessionReplaced(event_id=mint("event"))).decode())
+            await self._transport.close(RealtimeClose.NORMAL, "replaced")
         elif self._session.last is not None:
-            self._out.close(self._session.last.code, self._session.last.reason)
+            await self._transport.close(self._session.last.code, self._session.last.reason)
+        raise ConnectionEnded
 
 
 # -- routes ----------------------------------------------------------------------------------------------------------
@@ -173,7 +174,7 @@ async def _resume(sessions: RealtimeSessions, socket: WebSocket) -> None:
         return
     transport = await _accept(sessions.hub, socket)
     resumed = SessionResumed(event_id=mint("event"), session_id=session.id, resume_token=token)
-    await RealtimeConnection(sessions.hub, transport, session, int(last)).run([encode(resumed).decode()])
+    await RealtimeConnection(sessions.hub, transport, session, int(last)).run(encode(resumed).decode())
 
 
 async def _accept(hub: VoiceHub, socket: WebSocket) -> StarletteTransport:

@@ -86,14 +86,18 @@ class RealtimeSession:
         except* ConnectionEnded:
             pass
         except* Exception as faults:
-            fault = describe_error(faults, session=self.id)
-            self._end(RealtimeCode.INTERNAL, fault.message, RealtimeClose.INTERNAL)
+            self.fail(faults)
         finally:
             if self.last is None:
                 self.last = Close(RealtimeClose.NORMAL, "")
                 self._wake()
             await self._hub.release(self._call)
             _log.info("realtime session over session_id=%s %s", self.id, self.side.statistics())
+
+    def fail(self, fault: Exception) -> None:
+        """Something of ours failed: the log has it, the client a code."""
+        described = describe_error(fault, session=self.id)
+        self._end(RealtimeCode.INTERNAL, described.message, RealtimeClose.INTERNAL)
 
     # ---- connections
 
@@ -204,7 +208,11 @@ class RealtimeSessions:
     async def open(self, session: dict[str, Any], *, duplex: bool) -> tuple[RealtimeSession, asyncio.Task[None]]:
         """A new session and its life. Raises OmniError."""
         call = await self.hub.opened(self.hub.calls.open(OPTIONS, session_id=mint("sess")))
-        made = RealtimeSession(self.hub, call, session, duplex=duplex)
+        try:
+            made = RealtimeSession(self.hub, call, session, duplex=duplex)
+        except BaseException:
+            await self.hub.release(call)
+            raise
         return made, self.hub.keep(self._live(made))
 
     async def _live(self, session: RealtimeSession) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from typing import Any
@@ -318,3 +319,82 @@ async def test_a_secret_brings_its_session() -> None:
         await server.tick(3)
         assert client.said == ["Written."]
         client.drop()
+
+
+async def test_a_client_that_reads_late_does_not_hear_what_was_cancelled() -> None:
+    async with voice_server() as server:
+        client = await connect(server)
+        client.write("say one two three four five six seven eight nine ten")
+        client.say("response.create")
+        await server.tick(2)
+        client.flowing.clear()
+        await server.tick(12)
+        client.say("response.cancel")
+        await server.rest()
+        client.flowing.set()
+        await server.rest()
+        assert client.responses[0]["status"] == "cancelled"
+        deltas = client.of("response.output_audio.delta")
+        assert 0 < len(deltas) < 12, "what waited was dropped"
+        client.drop()
+
+
+async def test_a_client_that_sends_too_fast_is_read_more_slowly_and_loses_nothing() -> None:
+    async with voice_server(max_messages_per_s=20.0) as server:
+        client = await connect(server)
+        for _ in range(50):
+            client.append(bytes(48 * 2))
+        client.write("say Through.")
+        client.say("response.create")
+        await server.tick(5)
+        assert not client.responses
+        await server.tick(40)
+        assert client.said == ["Through."]
+        assert not client.of("error")
+        client.drop()
+
+
+async def test_a_fault_of_ours_ends_that_session_with_a_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with voice_server() as server:
+        client, other = await connect(server), await connect(server)
+
+        def broken(_: object) -> None:
+            raise ZeroDivisionError("/secret/path")
+
+        monkeypatch.setattr(client.session._bridge, "_configure", broken)
+        client.update(instructions="x")
+        await server.until(lambda: client.closed is not None)
+        assert client.events[-1]["error"]["code"] == "internal_error"
+        assert "secret" not in client.sent[-1]
+        assert client.closed == (1011, "internal_error")
+        other.write("say Alive.")
+        other.say("response.create")
+        await server.tick(10)
+        assert other.said == ["Alive."]
+        other.drop()
+
+
+async def test_a_connection_that_is_cancelled_at_any_moment_leaves_nothing() -> None:
+    """``voice_server`` counts tasks, calls and sessions at its end."""
+    async with voice_server() as server:
+        for moment in range(1, 60, 2):
+            sessions = RealtimeSessions(server.voice)
+            client: list[Client] = []
+
+            async def connection(sessions: RealtimeSessions = sessions, client: list[Client] = client) -> None:
+                made, life = await sessions.open({}, duplex=False)
+                client.append(Client(made))
+                client[0].write("say Good evening.")
+                client[0].say("response.create")
+                await RealtimeConnection(server.voice, client[0], made).run()
+                await asyncio.shield(life)
+
+            task = asyncio.create_task(connection())
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            if moment % 3 == 0:
+                await server.tick()
+            task.cancel()
+            await asyncio.wait([task])
+            for made in client:
+                made.session.detach(1)
