@@ -70,6 +70,7 @@ class Call:
         self._session = session
         self._futures: set[asyncio.Future[Chunk]] = set()
         self._failures: Counter[int] = Counter()
+        self._postponed_ms: float | None = None
         self._rewind_to: int | None = None
         self._mending: asyncio.Task[None] | None = None
         self._changed: asyncio.Future[None] | None = None
@@ -178,7 +179,11 @@ class Call:
         """Hand over every frame that is due. Called by the clock of all calls."""
         if self._mending is not None:
             return
-        for feed in self.duplex.due(now_s):
+        feeds = self.duplex.due(now_s)
+        if not feeds and self.duplex.now_ms != self._postponed_ms and self.duplex.intake.starves(now_s):
+            self._postponed_ms = self.duplex.now_ms  # once a frame: who is late by more is late
+            self._calls.postpone(self)
+        for feed in feeds:
             try:
                 future = self._session.feed(feed.frame)
             except OmniError as error:
@@ -375,6 +380,13 @@ class Calls:
         """A tick that was due then is told."""
         if self.lateness_ms is not None:
             self.lateness_ms.append((self.now_s() - due_s) * 1000)
+
+    def postpone(self, call: Call) -> None:
+        """Its frame was not there at its instant: from now on it has the next phase's, which is soon. So the instants of each
+        call come to lie a little behind its client's packets, and packets that come a little late change nothing."""
+        self._load[call.phase] -= 1
+        call.phase = (call.phase + 1) % self.spec.phases
+        self._load[call.phase] += 1
 
     def forget(self, call: Call) -> None:
         if self._calls.pop(call.id, None) is not None:

@@ -117,6 +117,11 @@ class SoundIntake:
     def waiting_ms(self) -> float:
         return self._waiting * 1000 / self.rate_hz
 
+    def starves(self, now_s: float) -> bool:
+        """The client sends, and what it sends is not a frame yet: it may be there a little later."""
+        heard_s = self._heard_s
+        return heard_s is not None and now_s - heard_s < IDLE_AFTER_S and self._waiting < self.frame_samples
+
     @property
     def frame_s(self) -> float:
         return self.frame_samples / self.rate_hz
@@ -138,8 +143,8 @@ class SoundIntake:
         self._sequence = sequence
         if self._heard_s is None or now_s - self._heard_s >= IDLE_AFTER_S:
             self._debt = 0  # a pause, not lateness
-            if self._waiting == 0:
-                self._taken_s = max(self._taken_s, now_s - self.frame_s)
+            if self._heard_s is None or self.idle == "hold":
+                self._taken_s = now_s - self.frame_s  # what comes first is taken at once: nothing waits behind it
         self._heard_s = now_s
         if gap:
             self.statistics.concealed += gap

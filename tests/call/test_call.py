@@ -356,3 +356,24 @@ async def test_a_lost_call_ends_after_its_grace() -> None:
         await line.call.detach(0.0)
         outputs = [output async for _, output in line.call.outputs()]
         assert outputs[-1] == Ended("detached_expired")
+
+
+async def test_instants_come_to_lie_behind_the_clients_packets() -> None:
+    """A client whose packets begin to come just behind its instants waits a hundredth of a second more, not a frame."""
+    puppet = Puppet(PuppetOptions(input_rate_hz=8000, output_rate_hz=8000, phases=8))
+    async with SessionManager(puppet, small_config()) as manager, Calls(manager, clocked=False) as calls:
+        call, instants = await calls.open(DuplexOptions(idle="hold")), []
+        began_s, call.phase = calls.now_s(), 3
+        for hundredth in range(12 * 8):
+            now_s, frame, phase = began_s + hundredth * 0.01, hundredth // 8, hundredth % 8
+            if phase == 3 and frame < 5:
+                call.duplex.append(QUIET, now_s)
+            before = call.duplex.now_ms
+            calls.pulse(now_s, phase)
+            if call.duplex.now_ms > before:
+                instants.append(phase)
+            if phase == 3 and frame >= 5:
+                call.duplex.append(QUIET, now_s)
+            while call._futures:
+                await asyncio.sleep(0)
+    assert instants == [3] * 5 + [4] * 7
