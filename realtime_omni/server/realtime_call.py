@@ -184,6 +184,9 @@ class RealtimeCall:
 
     def _start(self, command: c.StartResponse) -> list[c.Output]:
         spec, config, name = self._call.spec, command.config, command.response_id
+        if not spec.takes_requests and (command.own_context or command.out_of_band):
+            text = "this model speaks when it likes, from its own conversation only"
+            return self._side.apply(c.ResponseFailed(name, text, RealtimeCode.INVALID_VALUE))
         self._open(name, name, config.modality == "text", config.format)
         if command.out_of_band:
             self._beside.add(name)

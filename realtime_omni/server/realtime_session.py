@@ -31,7 +31,7 @@ from realtime_omni_protocols.realtime import (
     RealtimeServerSide,
     encode,
 )
-from realtime_omni_protocols.realtime.server_events import AudioDelta, ResponseDone
+from realtime_omni_protocols.realtime.server_events import AudioDelta, ErrorEvent, ResponseDone
 
 if TYPE_CHECKING:
     from realtime_omni.call import Call
@@ -183,11 +183,12 @@ class RealtimeSession:
         now_s = self._hub.clock.now_s()
         for output in outputs:
             if isinstance(output, Close):
-                self._hub.metrics.count("voice_errors_total", protocol="realtime")
                 self.last = output
                 self._closed.set()
                 continue
             event = output.event
+            if isinstance(event, ErrorEvent):
+                self._hub.metrics.count("voice_errors_total", protocol="realtime")
             if isinstance(event, ResponseDone) and event.response.status == "cancelled":
                 self._journal.silence()  # what nobody has read of it is not to be heard any more
             text = encode(event).decode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -398,3 +399,35 @@ async def test_a_connection_that_is_cancelled_at_any_moment_leaves_nothing() -> 
             await asyncio.wait([task])
             for made in client:
                 made.session.detach(1)
+
+
+async def test_a_model_that_decides_when_it_speaks_answers_when_it_does() -> None:
+    """It takes no requests and no text, and ends turns itself, as Moshi does."""
+    async with voice_server() as server:
+        server.calls.spec = replace(
+            server.calls.spec,
+            takes_requests=False,
+            takes_text=False,
+            text_only=False,
+            takes_tools=False,
+            turn_modes=("model",),
+        )
+        client = await connect(server)
+        client.update(instructions="unheard", tools=[{"type": "function", "name": "f"}])
+        client.write("unheard too")
+        client.say("response.create", response={"metadata": {"n": "1"}})
+        await server.tick(3)
+        assert client.kinds[-1] == "response.created"
+        client.update(audio={"input": {"turn_detection": {"type": "server_vad", "interrupt_response": False}}})
+        await speak(server, client, 6, 20)
+        assert [response["status"] for response in client.responses] == ["completed"]
+        assert client.responses[0]["metadata"] == {"n": "1"}
+        assert client.said == ["I hear you."]
+        await speak(server, client, 6, 20)
+        assert client.said == ["I hear you.", "Please go on."]
+        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]}
+        client.say("response.create", response={"conversation": "none", "input": [item]})
+        await server.rest()
+        assert client.responses[-1]["status_details"]["error"]["code"] == "invalid_value"
+        assert not client.of("error")
+        client.drop()
