@@ -1,4 +1,4 @@
-"""The puppet on a port of its own, for clients that are not ours."""
+"""A voice on a port of its own, for clients that are not ours."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from realtime_omni.server.settings import ServerSettings
 
 
 @asynccontextmanager
-async def served(*overrides: str) -> AsyncIterator[str]:
-    """The puppet on a port of its own, with the real clock; yields the base URL of OpenAI's clients."""
+async def served(*overrides: str, model: str = "puppet") -> AsyncIterator[str]:
+    """A voice on a port of its own, with the real clock; yields the base URL of OpenAI's clients."""
     settings = ServerSettings(port=0)
     with bind(settings) as listener:
-        async with SessionManager(config=load("puppet", {}, list(overrides))) as manager, Calls(manager) as calls:
+        async with SessionManager(config=load(model, {}, list(overrides))) as manager, Calls(manager) as calls:
             async with running(create_app(manager, settings, calls=calls), settings, listener) as url:
                 yield f"{url}/v1"

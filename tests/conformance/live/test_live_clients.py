@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ from conformance.live.served import served
 from conformance.realtime.clients import Group, need, run
 from protocols.live.drive import Driver, random_steps
 from protocols.live.make_vectors import SESSIONS
+from realtime_omni.bench.eval_duplex import read_sound
+from realtime_omni.models.voice.weights import cache_folder, missing
+from realtime_omni.server.sound import PCM_24K, SoundEncoder
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SESSIONS_DRIVEN = 400
@@ -79,3 +84,25 @@ async def test_pipecat_holds_a_conversation() -> None:
     assert result["called"] == [{"town": "Bonn"}]
     assert "sunny" in result["tool"]["said"]
     assert spoken["errors"] == result["tool"]["errors"] == []
+
+
+def speak(text: str, folder: Path) -> Path:
+    """PCM16 at 24 kHz, by flite."""
+    recording, sound = folder / "said.wav", folder / "said.pcm"
+    subprocess.run(["flite", "-voice", "slt", "-t", text, "-o", str(recording)], check=True)
+    samples, rate = read_sound(recording)
+    sound.write_bytes(SoundEncoder(rate, PCM_24K).feed(samples))
+    return sound
+
+
+async def test_openai_asks_the_embedded_voice(tmp_path: Path) -> None:
+    """Speech of another synthesiser; needs the voice's weights (realtime-omni fetch voice) and flite."""
+    need("openai")
+    if missing(cache_folder()) or shutil.which("flite") is None:
+        pytest.skip("the voice's weights or flite are not installed")
+    question = speak("What is the capital of France?", tmp_path)
+    async with served(model="voice") as url:
+        script = str(SCRIPTS / "ask_openai.py")
+        result = await asyncio.to_thread(run, "openai", script, url, str(question), timeout_s=90)
+    assert "capital of France" in result["heard"]
+    assert "Paris" in result["said"]
