@@ -103,7 +103,7 @@ class MoshiConnection:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._follow(writer))
-                group.create_task(self._stop_with_server())
+                group.create_task(self._end_in_time())
                 group.create_task(self._converse(group))
         except* (ConnectionEnded, TransportLost):
             self.side.lost()
@@ -129,9 +129,12 @@ class MoshiConnection:
         await asyncio.wait([writer])
         raise TransportLost
 
-    async def _stop_with_server(self) -> None:
-        await self._hub.stopped.wait()
-        raise MoshiError(MoshiCode.SHUTDOWN, "the server stops")
+    async def _end_in_time(self) -> None:
+        clock = self._hub.clock
+        await clock.wait(self._hub.stopped, clock.now_s() + self._hub.max_session_s)
+        if self._hub.stopping:
+            raise MoshiError(MoshiCode.SHUTDOWN, "the server stops")
+        raise MoshiError(MoshiCode.EXPIRED, "the session is as long as sessions may be")
 
     async def _converse(self, group: asyncio.TaskGroup) -> None:
         self._call = call = await self._open()

@@ -141,6 +141,15 @@ async def test_instructions_and_voice_reach_the_model() -> None:
         assert client.closed is None
 
 
+async def test_a_session_expires() -> None:
+    async with voice_server() as server:
+        server.voice.max_session_s = 60.0
+        client = await connect(server)
+        server.clock.advance(60.1)
+        await server.gone()
+        assert client.closed == (1000, "expired")
+
+
 async def test_a_server_that_stops_says_so() -> None:
     async with voice_server() as server:
         client = await connect(server)

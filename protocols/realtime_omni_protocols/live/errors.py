@@ -56,7 +56,6 @@ class LiveClose(IntEnum):
     POLICY = 1008
     TOO_LARGE = 1009
     SERVER_ERROR = 1011
-    CAPACITY = 1013
 
 
 class LiveError(ValueError):

@@ -15,7 +15,6 @@ class MoshiCode(StrEnum):
     VOICE_INVALID = "voice_invalid"
     MESSAGE_TOO_LARGE = "message_too_large"
     AUDIO_INVALID = "audio_invalid"
-    INPUT_OVERRUN = "input_overrun"
     CAPACITY = "capacity"
     EXPIRED = "expired"
     SHUTDOWN = "shutdown"
@@ -39,7 +38,6 @@ CLOSES: dict[MoshiCode, MoshiClose] = {
     MoshiCode.VOICE_INVALID: MoshiClose.POLICY,
     MoshiCode.MESSAGE_TOO_LARGE: MoshiClose.TOO_LARGE,
     MoshiCode.AUDIO_INVALID: MoshiClose.BAD_AUDIO,
-    MoshiCode.INPUT_OVERRUN: MoshiClose.POLICY,
     MoshiCode.CAPACITY: MoshiClose.CAPACITY,
     MoshiCode.EXPIRED: MoshiClose.NORMAL,
     MoshiCode.SHUTDOWN: MoshiClose.SHUTDOWN,
