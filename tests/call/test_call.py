@@ -225,6 +225,22 @@ async def test_a_call_that_cannot_go_on_ends_and_says_so(caplog: pytest.LogCaptu
             line.call.append(QUIET)
 
 
+async def test_a_fault_of_one_call_ends_that_one_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with lines(2) as (broken, well):
+        monkeypatch.setattr(broken.call.duplex, "due", lambda now_s: 1 / 0)
+        broken.call.append(QUIET)
+        await well.frame(Say("r", "hello"))
+        broken.read()
+        assert broken.outputs == [Ended("failed")]
+        await well.until(is_end)
+        async with asyncio.timeout(10):
+            while well.calls._manager.statistics().sessions > 1:
+                await asyncio.sleep(0)
+        assert "a call broke" in caplog.text
+
+
 async def test_what_a_model_cannot_do_is_refused_at_once() -> None:
     async with lines() as (line,):
         with pytest.raises(ArgumentError):
