@@ -6,9 +6,13 @@ where it is not built.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import re
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +35,21 @@ def need(group: Group) -> Path:
     if not (environment(group) / "done").is_file():
         pytest.skip(f"the clients of {group}.lock are not installed: make conformance")
     return python
+
+
+@contextlib.contextmanager
+def serve(recipe: str) -> Iterator[str]:
+    """A server of its own process; its address. It must stop in order."""
+    command = [sys.executable, "-m", "realtime_omni.cli", "serve", recipe, "--port", "0"]
+    with subprocess.Popen(command, cwd=MAKE.parent, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            found = re.search(r" on (http\S+)", process.stdout.readline())
+            assert found is not None
+            yield found[1]
+        finally:
+            process.terminate()
+        assert process.wait(20) == 0
 
 
 def run(group: Group, script: str, *arguments: str, timeout_s: float = 60) -> Any:

@@ -7,30 +7,21 @@ Agents), connections that end at the first error they do not know (Pipecat).
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from conformance.realtime.clients import HERE, run
+from conformance.realtime.clients import need, run, serve
 
 LINES = ["I hear you.", "Please go on."]
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """Its address."""
-    command = [sys.executable, "-m", "realtime_omni.cli", "serve", "puppet", "--port", "0"]
-    with subprocess.Popen(command, cwd=HERE.parents[2], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        found = re.search(r" on (http\S+)", process.stdout.readline())
-        assert found is not None
-        yield found[1]
-        process.terminate()
-        assert process.wait(20) == 0
+    need("openai")
+    with serve("puppet") as url:
+        yield url
 
 
 @pytest.mark.timeout(180)

@@ -49,13 +49,14 @@ async def heard(generation: llm.GenerationCreatedEvent) -> dict[str, Any]:
         async for call in generation.function_stream:
             found["calls"].append(call)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.gather(messages(), calls())
     return found
 
 
 class Talk:
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, wait_s: float = 20) -> None:
+        self.wait_s = wait_s
         self.session = session
         self.generations: asyncio.Queue[Any] = asyncio.Queue()
         self.kinds: list[str] = []
@@ -76,7 +77,7 @@ class Talk:
             self.session.push_audio(rtc.AudioFrame(packet, RATE, 1, len(packet) // 2))
 
     async def next(self) -> Any:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(self.wait_s):
             return await self.generations.get()
 
     async def reply(self, text: str) -> dict[str, Any]:

@@ -25,7 +25,8 @@ def weather(town: str) -> str:
 
 
 class Talk:
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, wait_s: float = 20) -> None:
+        self.wait_s = wait_s
         self.session = session
         self.kinds: list[str] = []
         self.errors: list[str] = []
@@ -47,7 +48,7 @@ class Talk:
             self.changed.set()
 
     async def until(self, done: Any) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(self.wait_s):
             while not done():
                 self.changed.clear()
                 await self.changed.wait()

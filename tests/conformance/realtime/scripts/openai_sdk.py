@@ -18,7 +18,8 @@ Seen = dict[str, Any]
 
 
 class Conversation:
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, wait_s: float = 20) -> None:
+        self.wait_s = wait_s
         self.connection = connection
         self.events: list[Any] = []
         self.audio: dict[str, int] = {}
@@ -29,7 +30,7 @@ class Conversation:
         for event in self.events[len(self.events) if since is None else since :]:
             if event.type == kind:
                 return event
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(self.wait_s):
             while True:
                 event = await self.connection.recv()
                 self.events.append(event)

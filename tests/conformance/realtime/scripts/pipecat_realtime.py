@@ -38,6 +38,7 @@ from pipecat.workers.runner import WorkerRunner
 from sound import RATE, in_real_time, silence, tone
 
 CALLED: list[Any] = []
+WAIT_S = 20
 
 
 class Ear(FrameProcessor):
@@ -59,7 +60,7 @@ class Ear(FrameProcessor):
         return [frame for frame in self.frames if isinstance(frame, kind)]
 
     async def until(self, done: Any) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while not done():
                 self.changed.clear()
                 await self.changed.wait()
