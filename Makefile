@@ -144,7 +144,7 @@ pytest: install $(STAMPS)/robots.done $(STAMPS)/chromium $(STAMPS)/node
 
 # Whole conversations with unmodified clients.
 conformance: install $(VOICE_CLIENTS)
-	$(BIN)/python -m pytest $(VOICES) tests/conformance/live tests/conformance/moshi $(PYTEST_ARGS)
+	CONFORMANCE=1 $(BIN)/python -m pytest $(VOICES) tests/conformance/live tests/conformance/moshi $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) $(STAMPS) $(WEB)/node_modules

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -30,7 +31,9 @@ def environment(group: Group) -> Path:
 
 
 def need(group: Group) -> Path:
-    """Its Python; skips the test where it is not built."""
+    """Its Python; skips the test where it is not built, and in any run but that of ``make conformance``: it takes minutes."""
+    if os.environ.get("CONFORMANCE") != "1":
+        pytest.skip("conversations with foreign clients take minutes: make conformance")
     python = environment(group) / "bin" / "python"
     if not (environment(group) / "done").is_file():
         pytest.skip(f"the clients of {group}.lock are not installed: make conformance")
