@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import importlib.util
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,7 +165,8 @@ def _add_session_routes(app: FastAPI, manager: Backend) -> None:
 def _add_model_routes(app: FastAPI, manager: Backend) -> None:
     @app.get("/v1/models")
     async def models() -> Response:
-        return JSONResponse({"models": [_model(manager)]})
+        named = {"id": manager.describe().name, "object": "model", "created": 0, "owned_by": "realtime-omni"}
+        return JSONResponse({"object": "list", "data": [named], "models": [_model(manager)]})
 
     @app.get("/v1/models/{name}/starts/{start}.png")
     async def start_picture(name: str, start: str) -> Response:
@@ -218,13 +220,14 @@ def _session(view: Any) -> dict[str, object]:
 
 def _model(manager: Backend) -> dict[str, object]:
     model = manager.describe()
+    makes_worlds = model.policy is None and model.duplex is None
     return {
         "name": model.name,
         "width": model.width,
         "height": model.height,
         "fps": manager.config.session.fps or model.fps,
         "frames_per_block": model.pictures_per_block,
-        "formats": [name for name in FORMATS if model.policy is None and _available(name, model)],
+        "formats": [name for name in FORMATS if makes_worlds and _available(name, model)],
         "default_prompt": model.default_prompt,
         "prompts": list(model.prompts),
         "starts": list(model.starts),
@@ -240,6 +243,7 @@ def _model(manager: Backend) -> dict[str, object]:
         ],
         "max_sessions": manager.max_sessions,
         "policy": None if model.policy is None else _policy(model.policy),
+        "voice": None if model.duplex is None else asdict(model.duplex),
     }
 
 
