@@ -127,9 +127,8 @@ class DtmfSend(Unsupported, frozen=True, kw_only=True, tag="transport.dtmf.send"
 
 AnyContextAppend: TypeAlias = InstructionsAppend | ThinkingAppend | CommentaryAppend
 AnyUnsupported: TypeAlias = DecisionCreate | DecisionItemCreate | DecisionItemDelete | DtmfSend
-AnyClientEvent: TypeAlias = (
+AnyPrimaryEvent: TypeAlias = (
     SessionStart
-    | ForkStart
     | SessionUpdate
     | InputAudioAppend
     | InputAudioMute
@@ -141,6 +140,7 @@ AnyClientEvent: TypeAlias = (
     | ResponseCreate
     | AnyUnsupported
 )
+AnyClientEvent: TypeAlias = AnyPrimaryEvent | ForkStart
 
 
 def event_type(event: type[ClientEvent] | ClientEvent) -> str:
