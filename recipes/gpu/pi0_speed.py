@@ -86,7 +86,7 @@ def observed(
     for row, camera in absent:
         mask[row, camera] = False
     return PolicyInputs(
-        torch.randint(0, 256, (rows, CAMERAS, 3, side, side), dtype=torch.uint8, generator=generator),
+        torch.randint(0, 256, (rows, CAMERAS, side, side, 3), dtype=torch.uint8, generator=generator),
         mask,
         torch.randint(1, config.vocabulary, (rows, words), generator=generator),
         torch.ones(rows, words, dtype=torch.bool),

@@ -152,8 +152,8 @@ class Pi0Network(nn.Module):
             return attention.joint(len(keys) - 1, q, k, v)
 
         *inner, last = layers_of(self.expert)
-        for layer in inner:
-            x = layer(x, at, see)
+        for index, layer in enumerate(inner):
+            x = layer(x, at, see, None, attention.own(index))
         k, v = last.keys(x, at)
         return torch.stack((*keys, k)), torch.stack((*values, v))
 
@@ -162,7 +162,7 @@ class Pi0Network(nn.Module):
         positions = attention.lengths[:, None] + torch.arange(x.shape[1], device=x.device)
         at = rope(positions, self.config.expert.head_dim)
         for index, layer in enumerate(self.expert):
-            h = layer(h, at, partial(attention.joint, index), condition)
+            h = layer(h, at, partial(attention.joint, index), condition, attention.own(index))
         h, _ = self.norm(h, condition)
         velocity: Tensor = self.action_out(h)
         return velocity.float()

@@ -186,7 +186,8 @@ class SmolVLANetwork(nn.Module):
         from_zero = rope(steps, head_dim)
         for index, layer in enumerate(layers_of(self.expert)):
             if self.config.is_joint(index):
-                h = layer(h, after_prefix, partial(attention.joint, index, causal=True))
+                see = partial(attention.joint, index, causal=True)
+                h = layer(h, after_prefix, see, None, attention.own(index))
             else:
                 h = layer.cross(h, from_zero, partial(attention.cross, index))
         h, _ = self.norm(h)

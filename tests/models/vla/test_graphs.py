@@ -9,9 +9,11 @@ import weakref
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from models.vla import tiny
 from realtime_omni.models.common.vla.attention import PrefixKV
+from realtime_omni.models.common.vla.decoder import gelu
 from realtime_omni.models.common.vla.flow import Velocity
 from realtime_omni.models.common.vla.graphs import GraphStages, compile_layers, fuse
 from realtime_omni.models.common.vla.network import FlowNetwork, PolicyInputs, encode, picture_features, sample
@@ -53,8 +55,9 @@ def test_pictures_fill_up_to_the_next_size(graphs: GraphStages, count: int) -> N
     images = torch.rand(count, 3, 32, 32) * 2 - 1
     with torch.no_grad():
         assert gap(graphs.features(images), graphs.network.embed_images(images)) <= 1e-6
-        raw = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8)
-        assert gap(graphs.features(raw), graphs.network.embed_images(raw.float() / 255 * 2 - 1)) <= 1e-6
+        raw = torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8)
+        signed = raw.permute(0, 3, 1, 2).float() / 255 * 2 - 1
+        assert gap(graphs.features(raw), graphs.network.embed_images(signed)) <= 1e-6
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -112,6 +115,12 @@ def test_a_step_under_gradients_runs_plainly(graphs: GraphStages) -> None:
     assert gap(v, without) <= 1e-5
     (gradient,) = torch.autograd.grad(v.sum(), x)
     assert float(gradient.abs().max()) > 0
+
+
+def test_a_compiled_gelu_is_the_same_function() -> None:
+    x = torch.linspace(-9, 9, 1001)
+    compiled = torch.compile(gelu, backend="eager", fullgraph=True)
+    assert gap(compiled(x), functional.gelu(x, approximate="tanh")) <= 1e-6
 
 
 def test_a_size_that_cannot_be_captured_runs_plainly(

@@ -43,6 +43,9 @@ class Paged:
         k, v = (pool[self.table].flatten(0, 1)[None, : int(self.lengths)] for pool in self.pools[layer])
         return k, v
 
+    def own(self, layer: int) -> None:
+        return None
+
     def joint(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tensor:
         keys, values = self._history(layer)
         mask = torch.ones(1, q.shape[1], keys.shape[1] + k.shape[1], dtype=torch.bool)

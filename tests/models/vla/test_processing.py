@@ -173,7 +173,7 @@ def test_raw_pictures_are_the_same_once_they_are_signed(size: int) -> None:
     images = {"wrist": np.random.default_rng(0).integers(0, 256, (8, size, 3), dtype=np.uint8)}
     row, raw = processing().inputs(images, STATE, "go"), processing().inputs(images, STATE, "go", raw=True)
     assert (raw.images.dtype == torch.uint8) == (size == 8)
-    assert torch.equal(signed(raw.images)[raw.image_mask], row.images[row.image_mask])
+    assert torch.equal(signed(raw.images[raw.image_mask]), row.images[row.image_mask])
     assert torch.equal(raw.image_mask, row.image_mask)
 
 

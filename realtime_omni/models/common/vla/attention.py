@@ -197,6 +197,10 @@ class PrefixAttention(Protocol):
         """Unmasked prefix tokens [B] long; the suffix's positions go on from there."""
         ...
 
+    def own(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Where the suffix's keys and values [B, S, g, d] are to be written before ``joint`` is called; None: it takes them."""
+        ...
+
     def joint(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tensor:
         """q [B, S, h, d] over the prefix followed by the suffix's own k, v [B, S, g, d]; returns q's shape.
 
@@ -217,6 +221,9 @@ class DensePrefixAttention:
         self.lengths = placed(kv.lengths, device)
         full = not torch.compiler.is_compiling() and bool(kv.mask.all())
         self._mask = None if full else placed(kv.mask[:, None, :], device)
+
+    def own(self, layer: int) -> None:
+        return None
 
     def joint(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tensor:
         keys = torch.cat((self.kv.keys[layer], k), dim=1)

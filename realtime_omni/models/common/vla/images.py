@@ -43,18 +43,18 @@ def model_image(picture: NDArray[Any], size: int, fit: Fit, path: str) -> Tensor
 
 
 def raw_image(picture: NDArray[Any], size: int, path: str) -> Tensor | None:
-    """A picture that needs no fitting as uint8 [3, size, size], for :func:`signed` to finish on the device; else None.
+    """A picture that needs no fitting as it is, uint8 [size, size, 3], for :func:`signed` to finish on the device; else None.
 
     Raises as :func:`model_image` does, and together they give the same numbers."""
     _check(picture, path)
     if picture.dtype != np.uint8 or picture.shape[:2] != (size, size):
         return None
-    return torch.from_numpy(np.ascontiguousarray(picture.transpose(2, 0, 1)))
+    return torch.from_numpy(np.array(picture))
 
 
 def signed(images: Tensor) -> Tensor:
-    """Pictures in [-1, 1]: uint8 ones are brought there, others are there already."""
-    return images.float() / 255 * 2 - 1 if images.dtype == torch.uint8 else images
+    """Pictures [n, 3, S, S] in [-1, 1]: uint8 ones [n, S, S, 3] are brought there, others are there already."""
+    return images.permute(0, 3, 1, 2).float() / 255 * 2 - 1 if images.dtype == torch.uint8 else images
 
 
 def _check(picture: NDArray[Any], path: str) -> None:

@@ -54,7 +54,8 @@ class PolicyShape:
 class PolicyInputs:
     """Observations of B robots in model space.
 
-    ``images`` [B, N, 3, S, S] float in [-1, 1]; ``image_mask`` [B, N] bool, False for a slot without a camera;
+    ``images`` [B, N, 3, S, S] float in [-1, 1] (or uint8 [B, N, S, S, 3], to be ``signed``);
+    ``image_mask`` [B, N] bool, False for a slot without a camera;
     ``tokens`` [B, L] long; ``token_mask`` [B, L] bool; ``state`` [B, state_dim] float32, normalised and padded.
     """
 

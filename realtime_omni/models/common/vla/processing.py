@@ -101,7 +101,7 @@ class Processing:
     def _raw_pictures(self, images: Mapping[str, NDArray[Any]]) -> Tensor | None:
         self._check_cameras(images)
         given = {name: raw_image(image, self.image_size, f"images.{name}") for name, image in images.items()}
-        blank = torch.zeros(3, self.image_size, self.image_size, dtype=torch.uint8)
+        blank = torch.zeros(self.image_size, self.image_size, 3, dtype=torch.uint8)
         slots = [given.get(name, blank) for name in self.cameras]
         there = [image for image in slots if image is not None]
         return torch.stack(there) if len(there) == len(slots) else None

@@ -252,7 +252,7 @@ class VLAModel(PolicyBase):
             return {}
         images = list(fresh.values())
         if len({image.dtype for image in images}) > 1:
-            images = [signed(image) for image in images]
+            images = [signed(image[None])[0] for image in images]
         encoded = dict(zip(fresh, self._stages.features(placed(torch.stack(images), self._device)), strict=True))
         for content, features in encoded.items():
             self.shared.keep_picture(content, features)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from realtime_omni.models.common.vla.decoder import share
+from realtime_omni.models.common.vla.decoder import gelu, share
 
 NORM_EPS = 1e-6
 
@@ -77,7 +77,7 @@ class VisionLayer(nn.Module):
         q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in projected)
         seen = functional.scaled_dot_product_attention(q, k, v)
         x_NPD = x_NPD + self.o(seen.transpose(1, 2).flatten(2))
-        h = functional.gelu(self.up(self.mlp_norm(x_NPD)), approximate="tanh")
+        h = gelu(self.up(self.mlp_norm(x_NPD)))
         out: Tensor = x_NPD + self.down(h)
         return out
 

@@ -41,7 +41,7 @@ class Stages:
         """Prepare for batches of up to ``rows`` robots, so that none of them waits for it. Here: nothing to prepare."""
 
     def features(self, images: Tensor) -> Tensor:
-        """Pictures [n, 3, S, S], uint8 or in [-1, 1], to [n, K, D]."""
+        """Pictures, uint8 [n, S, S, 3] or [n, 3, S, S] in [-1, 1], to [n, K, D]."""
         return self.network.embed_images(signed(images))
 
     def prefixes(self, features: Tensor, inputs: PolicyInputs) -> list[PrefixKV]:
