@@ -17,7 +17,7 @@ from .codes import RealtimeCode, RealtimeError
 
 MAX_FRAME_BYTES = 256 * 1024
 """Bound of every frame that a server sends; the strictest client's default is 1 MiB."""
-MAX_ITEM_BYTES = 96 * 1024
+MAX_ITEM_BYTES = 64 * 1024
 """Bound of an item as JSON."""
 MAX_ID_CHARS = 128
 

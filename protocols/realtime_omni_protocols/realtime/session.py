@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from ..envelope import MAX_SAFE_INT
 from .codes import RealtimeCode, RealtimeError
 
 T = TypeVar("T")
@@ -26,6 +27,10 @@ HOSTED_VOICES: Final = frozenset(
 )
 """Names that clients send by default; here each of them means the default voice."""
 
+MAX_SCHEMA_DEPTH = 16
+"""Nesting of a tool's parameters."""
+
+Instructions: TypeAlias = Annotated[str, Meta(max_length=65_536)]
 TokenLimit: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)] | Literal["inf"]
 Modality: TypeAlias = Literal["text", "audio"]
 Modalities: TypeAlias = Annotated[tuple[Modality, ...], Meta(min_length=1, max_length=1)]
@@ -108,7 +113,7 @@ class Audio(Struct, frozen=True, kw_only=True):
 
 class Tool(Struct, frozen=True, kw_only=True, tag_field="type", tag="function"):
     name: ToolName
-    description: str | UnsetType = UNSET
+    description: Instructions | UnsetType = UNSET
     parameters: JsonObject = {}
 
 
@@ -124,7 +129,7 @@ ToolChoice: TypeAlias = Literal["auto", "none", "required"] | NamedTool
 class SessionConfig(Struct, frozen=True, kw_only=True):
     """What a client can change, as it acts."""
 
-    instructions: str = ""
+    instructions: Instructions = ""
     output_modalities: Modalities = ("audio",)
     audio: Audio = Audio()
     tools: Annotated[tuple[Tool, ...], Meta(max_length=128)] = ()
@@ -186,7 +191,7 @@ class ResponseOverrides(Struct, frozen=True, kw_only=True):
     """``response`` of ``response.create``, but for ``input``; an absent or null field is the session's value."""
 
     conversation: Literal["auto", "none"] | None = None
-    instructions: str | None = None
+    instructions: Instructions | None = None
     output_modalities: Modalities | None = None
     audio: ResponseAudio | None = None
     tools: Annotated[tuple[Tool, ...], Meta(max_length=128)] | None = None
@@ -224,6 +229,7 @@ def updated(config: SessionConfig, patch: Mapping[str, Any], profile: Profile, *
         if isinstance(output, dict):
             output["voice"] = known_voice(output.get("voice"), profile, "session.audio.output.voice")
     new = convert(merged, SessionConfig, "session")
+    _check_tools(new.tools, "session.tools")
     if voice_fixed and new.audio.output.voice != config.audio.output.voice:
         text = "the voice cannot change once the assistant has spoken"
         raise RealtimeError(RealtimeCode.CANNOT_UPDATE_VOICE, text, "session.audio.output.voice")
@@ -242,6 +248,7 @@ def response_config(config: SessionConfig, own: ResponseOverrides, profile: Prof
     voice = config.audio.output.voice
     if output.voice is not None:
         voice = known_voice(output.voice, profile, "response.audio.output.voice")
+    _check_tools(own.tools or (), "response.tools")
     if len(msgspec.json.encode(own)) > MAX_SESSION_BYTES:
         raise RealtimeError(RealtimeCode.TOO_LARGE, f"a response has at most {MAX_SESSION_BYTES} bytes", "response")
     return ResponseConfig(
@@ -287,6 +294,26 @@ def convert(value: object, to: type[T], param: str) -> T:
         if text.startswith("Object missing required field `"):
             code, where = RealtimeCode.MISSING_PARAMETER, f"{where}.{text.split('`')[1]}"
         raise RealtimeError(code, text.replace("Object missing", "missing"), where.lstrip(".")) from None
+
+
+def _check_tools(tools: tuple[Tool, ...], param: str) -> None:
+    """Parameters are JSON that every implementation reads alike: not too deep, integers that a double holds.
+
+    Raises:
+        RealtimeError: ``invalid_value``.
+    """
+
+    def check(value: object, depth: int, where: str) -> None:
+        if depth > MAX_SCHEMA_DEPTH:
+            raise RealtimeError(RealtimeCode.INVALID_VALUE, f"nested deeper than {MAX_SCHEMA_DEPTH}", where)
+        if isinstance(value, int) and abs(value) > MAX_SAFE_INT:
+            raise RealtimeError(RealtimeCode.INVALID_VALUE, "an integer beyond 2^53", where)
+        if isinstance(value, dict | list):
+            for part in value.values() if isinstance(value, dict) else value:
+                check(part, depth + 1, where)
+
+    for index, tool in enumerate(tools):
+        check(tool.parameters, 0, f"{param}[{index}].parameters")
 
 
 _NULL_MEANS_OFF: Final = frozenset(("turn_detection", "transcription"))

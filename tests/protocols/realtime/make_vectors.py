@@ -518,6 +518,11 @@ def content(role: str, kind: str) -> str:
     return item(type="message", role=role, content=[{"type": kind}])
 
 
+PARAMETERS = "session.tools[0].parameters"
+BIG: Json = {"maximum": 2**53 + 1}
+DEEP: Json = {}
+for _ in range(17):
+    DEEP = {"items": DEEP}
 DETECTION = "session.audio.input.turn_detection"
 VALUE, MISSING, JSON = "invalid_value", "missing_required_parameter", "invalid_json"
 SENT: list[tuple[str, str, str, str | None]] = [
@@ -539,6 +544,18 @@ SENT: list[tuple[str, str, str, str | None]] = [
         DETECTION + ".type",
     ),
     ("a tool without a name", session(tools=[{"type": "function"}]), MISSING, "session.tools[0].name"),
+    (
+        "a tool nested too deep",
+        session(tools=[{"type": "function", "name": "f", "parameters": DEEP}]),
+        VALUE,
+        PARAMETERS,
+    ),
+    (
+        "a number no double holds",
+        session(tools=[{"type": "function", "name": "f", "parameters": BIG}]),
+        VALUE,
+        PARAMETERS,
+    ),
     ("no audio", sent("input_audio_buffer.append"), MISSING, "audio"),
     ("an item without a type", item(), MISSING, "item.type"),
     ("an item with an empty id", item(type="message", role="user", content=[], id=""), VALUE, "item.id"),

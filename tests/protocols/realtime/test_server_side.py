@@ -288,7 +288,10 @@ def test_a_response_with_more_text_than_a_frame_holds_ends() -> None:
 
 def test_a_session_and_an_item_have_a_size() -> None:
     driver = Driver()
-    (event,) = driver.update(instructions="x" * 200_000)
+    (event,) = driver.update(instructions="x" * 70_000)
+    assert event["error"]["code"] == "invalid_value"
+    tool = {"type": "function", "name": "f", "description": "x" * 65_000}
+    (event,) = driver.update(instructions="x" * 65_000, tools=[tool, tool])
     assert event["error"]["code"] == "message_too_large"
     assert driver.side.config.instructions == ""
     (event,) = driver.say("\x01" * 50_000)
