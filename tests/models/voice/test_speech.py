@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from realtime_omni.models.voice.speech import RATE, Synthesizer, take_clause, trim
+from realtime_omni.models.voice.speech import RATE, Synthesizer, enough_said, take_clause, trim
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,18 @@ def test_silence_around_a_clause_is_cut_to_a_breath():
     audio = np.concatenate((np.zeros(9600), np.full(2400, 0.1), np.zeros(9600))).astype(np.float32)
     assert len(trim(audio)) == 480 + 2400 - 1 + 2880
     assert len(trim(np.zeros(2400, np.float32))) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "kept", "enough"),
+    [
+        ("Cats are small. They purr", "Cats are small. They purr", False),
+        ("They purr. They are smart. They are smart. They", "They purr. They are smart.", True),
+        ("They purr. They are smart. They are smart.", "They purr. They are smart.", True),
+        ("One. Two. Three. Four.", "One. Two. Three.", True),
+        ("One. Two. Three.", "One. Two. Three.", False),  # 3.5 may follow; the model ends it
+        ("", "", False),
+    ],
+)
+def test_an_answer_has_three_sentences_and_none_twice(text, kept, enough):
+    assert enough_said(text) == (kept, enough)

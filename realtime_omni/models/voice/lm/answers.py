@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+import torch
+
 from realtime_omni.models.voice.lm.sequences import Sequences
 
 log = logging.getLogger(__name__)
@@ -86,9 +88,9 @@ class Answerer:
             return True
         return False
 
-    def start(self) -> None:
-        """Work in a thread of its own until :meth:`close`."""
-        self._thread = threading.Thread(target=self._run, name="voice-lm", daemon=True)
+    def start(self, torch_threads: int = 1) -> None:
+        """Work in a thread of its own until :meth:`close`; every product of matrices there uses ``torch_threads``."""
+        self._thread = threading.Thread(target=self._run, args=(torch_threads,), name="voice-lm", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -99,7 +101,8 @@ class Answerer:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self) -> None:
+    def _run(self, torch_threads: int) -> None:
+        torch.set_num_threads(torch_threads)  # of this thread
         while not self._closed:
             if not self.work():
                 with self._wake:

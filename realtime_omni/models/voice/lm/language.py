@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 from realtime_omni.models.voice.lm.answers import Answer, Answerer
 from realtime_omni.models.voice.lm.convert import load
 from realtime_omni.models.voice.lm.network import Llama
 from realtime_omni.models.voice.lm.sequences import Sequences
 from realtime_omni.models.voice.lm.tokens import ChatTokens, Role
-from realtime_omni.models.voice.speech import end_of_sentences
+from realtime_omni.models.voice.speech import end_of_sentences, enough_said
 
 SYSTEM = "You are a friendly voice assistant. Answer in one short sentence."
 MOST_TOKENS = 60
@@ -28,6 +29,7 @@ _STRIDE = 4
 _MOST_KEPT = 64
 
 Said = tuple[Role, str]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,12 @@ class Draft:
 class Language:
     """See the module. With ``threaded=False`` an answer is complete when it is first asked for."""
 
-    def __init__(self, gguf: Path, *, calls: int, context: int = 512, threaded: bool = True) -> None:
-        """``calls``: how many are answered at once. Raises ConfigError for a checkpoint it cannot use."""
+    def __init__(
+        self, gguf: Path, *, calls: int, context: int = 512, threaded: bool = True, torch_threads: int = 1
+    ) -> None:
+        """``calls``: how many are answered at once; ``torch_threads``: for one product of matrices.
+
+        Raises ConfigError for a checkpoint it cannot use."""
         checkpoint = load(gguf)
         self._tokens = ChatTokens(checkpoint.tokenizer)
         network = Llama(checkpoint.config, checkpoint.tensors)
@@ -52,11 +58,12 @@ class Language:
         self._answerer = Answerer(self._sequences, self._tokens.stops, most=calls)
         self._turn = lru_cache(4096)(self._tokens.turn)
         self._answerer.pin(self._turn("system", SYSTEM))
-        self._known: OrderedDict[tuple[int, ...], Answer] = OrderedDict()
+        self._asked: OrderedDict[tuple[int, ...], Answer] = OrderedDict()
+        self._done: OrderedDict[tuple[int, ...], Draft] = OrderedDict()
         self.context = context
         self._threaded = threaded
         if threaded:
-            self._answerer.start()
+            self._answerer.start(torch_threads)
 
     @property
     def kv_bytes(self) -> int:
@@ -78,29 +85,40 @@ class Language:
         return (*head, *body, *opening)
 
     def draft(self, prompt: tuple[int, ...], limit: int = MOST_TOKENS) -> Draft:
-        """The answer to ``prompt`` so far; asking begins it."""
-        answer = self._known.get(prompt)
-        if answer is None or (answer.failed and answer.stopped):
-            answer = self._known[prompt] = self._answerer.ask(prompt, limit=min(limit, MOST_TOKENS))
-            while len(self._known) > _MOST_KEPT:
-                self._known.popitem(last=False)[1].stop()
-            self._finish()
-        self._known.move_to_end(prompt)
+        """The answer to ``prompt`` so far; asking begins it. It ends where it begins to say the same again, too."""
+        draft = self._done.get(prompt)
+        if draft is not None:
+            return draft
+        answer = self._answer(prompt, min(limit, MOST_TOKENS))
         done, tokens = answer.done, list(answer.tokens)  # in this order: the last token comes before ``done``
-        text = " ".join(self._tokens.decode(tokens).split())
-        if done and len(tokens) >= answer.limit:
+        text, enough = enough_said(" ".join(self._tokens.decode(tokens).split()))
+        if done and not enough and len(tokens) >= answer.limit:
             text = end_of_sentences(text)
-        return Draft(text, len(tokens), done, answer.failed)
+        draft = Draft(text, len(tokens), done or enough, answer.failed and not enough)
+        if draft.done:
+            del self._asked[prompt]
+            answer.stop()
+            _keep(self._done, prompt, draft)
+        return draft
+
+    def _answer(self, prompt: tuple[int, ...], limit: int) -> Answer:
+        answer = self._asked.get(prompt)
+        if answer is None:
+            answer = self._answerer.ask(prompt, limit=limit)
+            for forgotten in _keep(self._asked, prompt, answer):
+                forgotten.stop()
+            self._finish()
+        return answer
 
     def prepare(self, system: str | None, said: Sequence[Said]) -> None:
-        """Compute what the next prompt will begin with: the conversation so far."""
-        prompt = self.prompt(system, said)[: -len(self._tokens.opening("assistant"))]
-        self._answerer.ask(prompt, limit=0)
+        """Compute what the next prompt will begin with: the conversation so far, and that the user speaks."""
+        so_far = self.prompt(system, said)[: -len(self._tokens.opening("assistant"))]
+        self._answerer.ask((*so_far, *self._tokens.opening("user")), limit=0)
         self._finish()
 
     def drop(self, prompt: tuple[int, ...]) -> None:
         """Nobody wants this answer any more; who does asks again."""
-        answer = self._known.pop(prompt, None)
+        answer = self._asked.pop(prompt, None)
         if answer is not None:
             answer.stop()
 
@@ -110,6 +128,12 @@ class Language:
     def _finish(self) -> None:
         while not self._threaded and self._answerer.work():
             pass
+
+
+def _keep(known: OrderedDict[tuple[int, ...], T], prompt: tuple[int, ...], value: T) -> list[T]:
+    """Remember ``value`` as the newest; returns the oldest ones that had to go."""
+    known[prompt] = value
+    return [known.popitem(last=False)[1] for _ in range(len(known) - _MOST_KEPT)]
 
 
 def _merge(said: Sequence[Said]) -> list[Said]:
