@@ -23,11 +23,13 @@ QUICK_MS = 192.0
 SLOW_MS, SLOWEST_MS = 800.0, 1000.0
 SURE, UNSURE = 0.5, 0.05
 _OPEN_WORDS = frozenset(
-    "a an the this these those my your his her its our their some any every no of to in on at by for from with about into than"  # noqa: SIM905
-    " as and or but because if when while that which who whose what where why how is are was were am be been do does did have"
-    " has had will would can could should shall may might must i he she we they very so um uh like".split()
+    "a an the my your his its our their every no and or but because if when while that which whose than as"  # noqa: SIM905
+    " very um uh i he she we they".split()
 )
-"""No English sentence ends with one of these, or hardly one: more is to come."""
+"""No English sentence ends with one of these: more is to come."""
+_PREPOSITIONS = frozenset("to of in on at by for from with about into".split())  # noqa: SIM905
+_QUESTION_WORDS = frozenset("what who where which when how why whose is are was do does did can".split())  # noqa: SIM905
+"""A question may end with a preposition: "where does chocolate come from"."""
 MIN_VOICED = 5
 """Windows of speech (160 ms) in a turn: what is shorter is a noise, for which a recogniser would invent words."""
 
@@ -64,4 +66,6 @@ def silence_limit_ms(finished: float | None, words: str | None, manners: Manners
 def is_open(words: str) -> bool:
     """Whether a text cannot be a whole sentence, by its last word. A question mark does not count: a recogniser guesses it."""
     found = re.findall(r"[a-z']+", words.lower())
-    return bool(found) and found[-1] in _OPEN_WORDS
+    if not found:
+        return False
+    return found[-1] in _OPEN_WORDS or (found[-1] in _PREPOSITIONS and found[0] not in _QUESTION_WORDS)

@@ -27,7 +27,7 @@ MOST_UNTOLD = 2
 MOST_TIMERS = 16
 MOST_HEARD_MS = 30_000.0
 """Of one turn; the beginning of a longer one is forgotten."""
-BEFORE_SPEECH_MS = 320.0
+BEFORE_SPEECH_MS = 480.0
 """Kept in front of speech, for its soft beginning."""
 
 

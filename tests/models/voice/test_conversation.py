@@ -169,6 +169,8 @@ def test_an_unfinished_sentence_is_waited_for(talk):
         (0.9, "What is the capital of France?", 192),
         (0.9, "I would like to", 4000),
         (0.9, "What is the?", 4000),
+        (0.9, "Where does chocolate come from?", 192),
+        (0.9, "I would like to know who you are.", 192),
         (0.3, "What is the capital of France?", 800),
         (0.01, "What is the capital of France?", 1000),
         (0.9, "", 192),

@@ -1,0 +1,1 @@
+"""Measurements of the embedded voice, by hand: they need its weights and another synthesiser."""
