@@ -5,9 +5,11 @@ models, wires, or what time it is: ``now_s`` is an argument.
 
 The clock follows the client's. At pace ``live`` a frame is taken when it is there and one frame's time after the last; when
 more waits than the client's packets explain, one more a time, so that a client whose clock is fast does not fill the
-buffer. One that is slow is waited for: only what is ``late_ms`` behind is replaced by silence (``concealed``), and when it
-comes after all, as much of it is dropped. At pace ``free`` every frame that is there is taken at once. A client that has
-sent nothing for ``IDLE_AFTER_S`` is not late but idle.
+buffer. So it is when a whole frame was left behind every one that was taken for ``SPARE_S``: what came late and at once
+after a pause of the network does not stay in the way for the rest of the call. A client that is slow is waited for: only
+what is ``late_ms`` behind is replaced by silence (``concealed``), and when it comes after all, as much of it is dropped. At
+pace ``free`` every frame that is there is taken at once. A client that has sent nothing for ``IDLE_AFTER_S`` is not late
+but idle.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ EARLY_S = 1e-3
 """A frame may be taken so much before its time, so that clocks that are read one after the other do not skip a turn."""
 LONGEST_LAG_S = 1.0
 """Idle time that could not be taken in while the engine was behind is left out beyond that."""
+SPARE_S = 2.0
 FORGET_PACKET_S = 10.0
 """How long the largest packet is remembered as the client's habit."""
 MAX_GAP_MS = 2_000.0
@@ -103,12 +106,15 @@ class SoundIntake:
     _heard_s: float | None = None
     _taken_s: float = 0.0
     _extra_s: float | None = None
+    _least: int = 0
+    """The fewest samples that were left behind a frame since ``_least_s``."""
+    _least_s: float = 0.0
     _largest: int = 0
     _largest_s: float = 0.0
     _segments: deque[_Idle] = field(default_factory=lambda: deque(maxlen=MAX_SEGMENTS))
 
     def __post_init__(self) -> None:
-        self._taken_s = self.opened_s
+        self._taken_s = self._least_s = self.opened_s
         self._taken = self.first_frame * self.frame_samples
         if self._taken:
             self._note_idle(0, self._taken)
@@ -161,6 +167,7 @@ class SoundIntake:
         that silence may take its place where the clock would stand still."""
         if self._waiting >= self.frame_samples:
             return self._whole() if self._is_turn(now_s) else None
+        self._least = 0
         recent = self._heard_s is not None and now_s - self._heard_s < IDLE_AFTER_S
         if self.idle == "hold" and not (recent or wanted or self._waiting):
             self._taken_s = max(self._taken_s, now_s - self.frame_s)
@@ -227,14 +234,22 @@ class SoundIntake:
             self._taken_s = now_s
             return True
         habit = self._largest + 2 * self.frame_samples
-        if self._waiting > habit and self._extra_s != now_s:
+        if self._extra_s != now_s and (self._waiting > habit or self._has_spare(now_s)):
             self._extra_s = now_s
             return True
         return False
 
+    def _has_spare(self, now_s: float) -> bool:
+        """A whole frame was always left, for long enough."""
+        if now_s - self._least_s < SPARE_S:
+            return False
+        least, self._least, self._least_s = self._least, self._waiting, now_s
+        return least >= self.frame_samples
+
     def _whole(self) -> tuple[NDArray[np.float32], Source]:
         audio, concealed = self._taken_or_dropped(self.frame_samples)
         self._taken += self.frame_samples
+        self._least = min(self._least, self._waiting)
         return audio, "concealed" if concealed else "heard"
 
     def _padded(self, source: Source) -> tuple[NDArray[np.float32], Source]:

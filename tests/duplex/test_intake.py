@@ -173,3 +173,39 @@ def test_an_hour_of_a_clock_that_drifts_neither_starves_nor_grows(drift: float, 
     assert frames["heard"] * FRAME == pytest.approx(sent * packet, abs=1000)
     assert (box.statistics.overrun, box.statistics.late) == (0, 0)
     assert worst_ms <= packet + 3 * FRAME
+
+
+def stalled(packet: int, stall_s: float) -> list[float]:
+    """What waits in the box after every instant of 30 s, in ms; after 5 s nothing comes for a while, then all of it."""
+    box = intake()
+    arrivals = [(k + 0.5) * packet / RATE for k in range(30 * RATE // packet)]
+    arrivals = [5 + stall_s if 5 <= at < 5 + stall_s else at for at in arrivals]
+    events = sorted([(at, 0) for at in arrivals] + [(k * FRAME_S, 1) for k in range(1, round(30 / FRAME_S))])
+    waits: list[float] = []
+    for at, is_instant in events:
+        if is_instant:
+            taken(box, at)
+            waits.append(box.waiting_ms)
+        else:
+            box.append(ramp(0, packet), at)
+    return waits
+
+
+@pytest.mark.parametrize("packet", [20, 40, 80, 100])
+def test_what_a_pause_of_the_network_left_is_gone_after_a_while(packet: int) -> None:
+    waits = stalled(packet, 0.3)
+    before, after = max(waits[20:60]), max(waits[-60:])
+    assert max(waits[60:80]) >= before + FRAME, "the pause did leave something"
+    assert after <= before + FRAME / 4
+
+
+def test_a_client_that_sends_a_second_at_a_time_keeps_what_it_needs() -> None:
+    box = intake(limits=IntakeLimits(max_live_ms=2_000.0))
+    sources: list[str] = []
+    for instant in range(1, 375):
+        at = instant * FRAME_S
+        if round(at * RATE) % 1000 < FRAME:
+            box.append(ramp(0, 1000), at)
+        sources += [source for _, source in taken(box, at)]
+    assert sources[30:].count("concealed") == 0
+    assert box.statistics.overrun == 0
