@@ -59,7 +59,8 @@ class RealtimeSession:
         self._bridge = RealtimeCall(self.side, call, mint)
         self._journal: Journal[str] = Journal(LIMITS)
         self._grace_s = hub.settings.grace_s if duplex else 0.0
-        self._token = b""
+        self._token = self._spent = b""
+        """Digests: of the token that is good, and of the one before while its successor may have been lost on its way."""
         self._attachment = 0
         self._changed = asyncio.Event()
         self._closed = asyncio.Event()
@@ -110,9 +111,14 @@ class RealtimeSession:
         return self._attachment
 
     def resume(self, token: str) -> str | None:
-        """The next token, for who has this one; None for anybody else, and when the session is over."""
-        if self.last is not None or not hmac.compare_digest(_digest(token), self._token):
+        """The next token, for who has this one; None for anybody else, and when the session is over.
+
+        The one that was shown stays good until the client says something on its new connection."""
+        shown = _digest(token)
+        known = [hmac.compare_digest(shown, digest) for digest in (self._token, self._spent)]
+        if self.last is not None or not any(known):
             return None
+        self._spent = shown
         return self._new_token()
 
     def detach(self, attachment: int) -> None:
@@ -124,6 +130,7 @@ class RealtimeSession:
     def receive(self, frame: str | bytes, attachment: int) -> None:
         """A frame of a client's; of one that was replaced it is ignored."""
         if attachment == self._attachment:
+            self._spent = b""
             outputs = self.side.receive(frame) if isinstance(frame, str) else self.side.receive_binary()
             self._put(self._bridge.carry(outputs))
 

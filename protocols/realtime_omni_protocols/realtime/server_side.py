@@ -322,7 +322,7 @@ class RealtimeServerSide:
         if cancelled is None:
             # One client knows a harmless race by these first words.
             raise RealtimeError(RealtimeCode.CANCEL_NOT_ACTIVE, "Cancellation failed: no active response found")
-        self._owed = False
+        self._owed = self._owed and self._responses.writer is not None
         self._out += cancelled
 
     def _close(self) -> None:

@@ -221,11 +221,11 @@ def updated(config: SessionConfig, patch: Mapping[str, Any], profile: Profile, *
             RealtimeCode.INVALID_VALUE, "this server has sessions of type realtime only", "session.type"
         )
     merged: JsonObject = _merge(msgspec.to_builtins(config), _liberal(patch))
-    audio = merged.get("audio")
+    audio = merged.setdefault("audio", {})
     if isinstance(audio, dict):
         if isinstance(audio.get("input"), dict):
             audio["input"].pop("noise_reduction", None)
-        output = audio.get("output")
+        output = audio.setdefault("output", {})
         if isinstance(output, dict):
             output["voice"] = known_voice(output.get("voice"), profile, "session.audio.output.voice")
     new = convert(merged, SessionConfig, "session")

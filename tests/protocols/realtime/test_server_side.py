@@ -193,6 +193,17 @@ def test_a_turn_that_ends_during_a_response_is_answered_after_it() -> None:
     assert events == ["response.done", "response.created"]
 
 
+def test_a_cancel_out_of_band_leaves_the_owed_answer() -> None:
+    driver = Driver()
+    driver.update(audio={"input": {"turn_detection": {"type": "server_vad", "interrupt_response": False}}})
+    driver.send("response.create")
+    (beside,) = driver.send("response.create", response={"conversation": "none"})
+    driver.apply(UserStarted(0))
+    driver.apply(UserStopped(900))
+    driver.send("response.cancel", response_id=beside["response"]["id"])
+    assert kinds(driver.apply(ResponseCompleted(driver.response))) == ["response.done", "response.created"]
+
+
 def test_a_client_that_cancels_gets_no_answer_it_did_not_ask_for() -> None:
     driver = Driver()
     driver.update(audio={"input": {"turn_detection": {"type": "server_vad", "interrupt_response": False}}})
@@ -342,6 +353,11 @@ def test_null_clears_and_absent_keeps() -> None:
     session = event["session"]
     assert (session["instructions"], session["tools"]) == ("", [])
     assert session["audio"]["input"]["transcription"] is None
+    driver.update(audio={"output": {"voice": "second"}})
+    for cleared in ({"output": {"voice": None}}, {"output": None}, None):
+        driver.update(audio={"output": {"voice": "second"}})
+        (event,) = driver.update(audio=cleared)
+        assert event["session"]["audio"]["output"]["voice"] == "puppet"
 
 
 def test_audio_that_waits_is_dropped_on_request() -> None:
