@@ -151,6 +151,7 @@ async def test_who_speaks_is_listened_to_and_only_what_was_heard_is_remembered()
         client.drop()
 
 
+@pytest.mark.req("AC-42")
 async def test_create_right_after_cancel_is_answered_and_the_rest_of_the_first_never_comes() -> None:
     async with voice_server() as server:
         client = await connect(server)
@@ -264,6 +265,7 @@ async def test_a_deleted_item_is_forgotten() -> None:
         client.drop()
 
 
+@pytest.mark.req("AC-43")
 async def test_a_server_that_stops_ends_the_response_and_says_why() -> None:
     async with voice_server() as server:
         client = await connect(server)
@@ -431,3 +433,18 @@ async def test_a_model_that_decides_when_it_speaks_answers_when_it_does() -> Non
         assert client.responses[-1]["status_details"]["error"]["code"] == "invalid_value"
         assert not client.of("error")
         client.drop()
+
+
+@pytest.mark.req("AC-41")
+async def test_two_calls_at_a_time_hear_their_own_answers_only() -> None:
+    async with voice_server() as server:
+        clients = [await connect(server) for _ in range(2)]
+        for client, line in zip(clients, ("say One two three.", "say Four five six."), strict=True):
+            client.write(line)
+            client.say("response.create")
+        await server.tick(15)
+        assert [client.said for client in clients] == [["One two three."], ["Four five six."]]
+        for client in clients:
+            (response,) = client.responses
+            assert {e["response_id"] for e in client.of("response.output_audio.delta")} == {response["id"]}
+            client.drop()
