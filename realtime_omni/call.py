@@ -108,11 +108,13 @@ class Calls:
         session = await call.session.fork(session_id)
         return self._adopt(session, call.duplex.options)
 
-    async def restore(self, snapshot: Snapshot, session_id: str | None = None) -> Call:
+    async def restore(
+        self, snapshot: Snapshot, session_id: str | None = None, options: DuplexOptions | None = None
+    ) -> Call:
         """A call that remembers what a saved one did; its clock goes on from there. Raises what
         :meth:`SessionManager.restore` raises."""
         session = await self._manager.restore(snapshot, session_id)
-        return self._adopt(session, DuplexOptions())
+        return self._adopt(session, options if options is not None else DuplexOptions())
 
     def __len__(self) -> int:
         return len(self._calls)

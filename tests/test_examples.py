@@ -50,3 +50,12 @@ async def test_a_robot_executes_what_its_policy_plans() -> None:
         executed, held = await example("robot").drive(url, hz=50, steps=40)
     assert executed + held == 40
     assert executed >= 1
+
+
+async def test_a_voice_that_is_interrupted_remembers_what_was_heard() -> None:
+    module = example("interrupt")
+    heard_ms, said = await module.interrupt()
+    assert 0 < heard_ms < module.BARGE_IN_MS + 2000
+    assert said
+    assert module.LINE.startswith(said)
+    assert said != module.LINE

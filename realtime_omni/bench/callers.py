@@ -1,8 +1,8 @@
 """The clients of ``bench duplex``: calls over real Live sockets, in a process of their own. Prints one JSON object.
 
-Every caller sends 80 ms of sound every 80 ms: silence, and now and then a second of a tone as its voice, after the agent was
-silent (a turn) or while it speaks (a barge-in). What comes back must be one stream without a gap: as much sound as was sent. A
-caller that finds something wrong says so, and the measurement is void.
+Every caller sends 80 ms of sound every 80 ms: silence, and now and then its voice (a second of a tone, or a recording), after
+the agent was silent (a turn) or while it speaks (a barge-in). What comes back must be one stream without a gap: as much
+sound as was sent. A caller that finds something wrong says so, and the measurement is void.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import random
 import sys
 import time
+import wave
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -29,7 +30,13 @@ SAMPLES = RATE * FRAME_MS // 1000
 VOICE_FRAMES = 12
 """One utterance: about a second."""
 LOUD = 1e-3
-"""-60 dBFS: the puppet is silent or loud."""
+"""-60 dBFS: what is quieter is silence."""
+SPEECH = 0.0178
+"""-35 dBFS: where speech in a recording begins and ends."""
+PAUSE_PIECES = 4
+"""So many silent pieces in a row are the end of what the agent says, and no pause in it."""
+PACE_PIECES = 50
+"""Four seconds."""
 REST_FRAMES = 25
 """A caller is silent so long after the agent, before it speaks again."""
 
@@ -40,7 +47,21 @@ def _packet(audio: np.ndarray) -> str:
 
 
 SILENCE = _packet(np.zeros(SAMPLES))
-VOICE = _packet(0.3 * np.sin(2 * np.pi * 150 * np.arange(SAMPLES) / RATE))
+HUM = [_packet(0.3 * np.sin(2 * np.pi * 150 * np.arange(SAMPLES) / RATE))] * VOICE_FRAMES
+
+
+def recording(path: str) -> list[str]:
+    """The packets of a WAV file: PCM16, mono, 24 kHz, from its first loud sample to its last."""
+    with wave.open(path, "rb") as file:
+        if (file.getnchannels(), file.getsampwidth(), file.getframerate()) != (1, 2, RATE):
+            raise SystemExit(f"{path} is not 16 bit mono at {RATE} Hz")
+        audio = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32768
+    loud = np.flatnonzero(np.abs(audio) > SPEECH)
+    if not loud.size:
+        raise SystemExit(f"{path} is silent")
+    audio = audio[loud[0] : loud[-1] + 1]
+    audio = np.pad(audio, (-audio.size % SAMPLES, 0))  # in front: the last sample ends the last packet
+    return [_packet(part) for part in audio.reshape(-1, SAMPLES)]
 
 
 @dataclass(slots=True)
@@ -57,19 +78,22 @@ class Record:
 
 
 class Caller:
-    """One call. ``talks``: it speaks; else it only listens, and the control plane alone is measured."""
+    """One call. ``lines``: packets of what it says, one of them at a time; without any it only listens."""
 
-    def __init__(self, url: str, record: Record, number: int, frames: int, warm: int, talks: bool) -> None:
+    def __init__(
+        self, url: str, record: Record, number: int, frames: int, warm: int, lines: Sequence[list[str]] = ()
+    ) -> None:
         self._url = url
         self._record = record
         self._random = random.Random(number)
         self._frames = frames
         self._warm = warm
-        self._talks = talks
+        self._lines = lines
         self._arrivals: list[tuple[float, float]] = []
         """When each piece of sound came, and where it ends in the stream, in ms."""
         self._got_ms = 0.0
         self._sounds = False
+        self._quiet = 0
         self._sounded_s = 0.0
         self._spoke_until_s: float | None = None
         """The last sample of the caller's turn, until it is answered."""
@@ -95,22 +119,24 @@ class Caller:
 
     async def _send(self, ws: Any) -> None:
         due_s = time.perf_counter() + self._random.random() * FRAME_S
-        voice = rest = 0
+        voice: list[str] = []
+        rest = 0
         for _ in range(self._frames):
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
             due_s += FRAME_S
-            if self._talks and not voice:
+            if self._lines and not voice:
                 rest = 0 if self._sounds else rest + 1
                 if rest > REST_FRAMES or (self._sounds and self._random.random() < 0.05):
-                    voice, rest = VOICE_FRAMES, 0
+                    voice, rest = list(self._random.choice(self._lines)), 0
                     self._barged_s = time.perf_counter() - FRAME_S if self._sounds else None
                     self._spoke_until_s = None
-            await ws.send(VOICE if voice else SILENCE)
-            if voice:
-                voice -= 1
-                if not voice:
-                    self._spoke_until_s = time.perf_counter()
-                    self._record.turns += 1
+            if not voice:
+                await ws.send(SILENCE)
+                continue
+            await ws.send(voice.pop(0))
+            if not voice:
+                self._spoke_until_s = time.perf_counter()
+                self._record.turns += 1
 
     async def _read(self, ws: Any) -> None:
         async for text in ws:
@@ -128,18 +154,20 @@ class Caller:
         self._got_ms += audio.size * 1000 / RATE
         self._arrivals.append((now_s, self._got_ms))
         sounds = bool(np.abs(audio).max(initial=0) > LOUD)
+        self._quiet = 0 if sounds else self._quiet + 1
         if sounds:
             self._sounded_s = now_s
             if self._spoke_until_s is not None:
                 self._record.first_audio_ms.append((now_s - self._spoke_until_s) * 1000)
                 self._spoke_until_s = None
-        elif self._sounds and self._barged_s is not None:
+        elif self._quiet == PAUSE_PIECES and self._barged_s is not None:
             self._record.barge_in_stop_ms.append(max(0.0, self._sounded_s - self._barged_s) * 1000)
             self._barged_s = None
-        self._sounds = sounds
+        self._sounds = self._sounded_s > 0 and self._quiet < PAUSE_PIECES
 
     def _finish(self) -> None:
-        """How late each piece was, measured against the one that came earliest for its place in the stream."""
+        """How late each piece was, measured against the one of the last seconds that came earliest for its place in the
+        stream: a stream that has lost or gained a frame has another pace from then on."""
         record, steady = self._record, self._arrivals[self._warm :]
         record.frames += len(steady)
         if abs(self._got_ms - self._frames * FRAME_MS) > 6 * FRAME_MS:
@@ -147,14 +175,16 @@ class Caller:
         if not steady:
             record.wrong.append("nothing came")
             return
-        began_s = min(at_s - position_ms / 1000 for at_s, position_ms in steady)
-        record.lateness_ms += [(at_s - began_s) * 1000 - position_ms for at_s, position_ms in steady]
+        offsets_ms = [at_s * 1000 - position_ms for at_s, position_ms in steady]
+        windows = (offsets_ms[max(0, n - PACE_PIECES) : n + 1] for n in range(len(offsets_ms)))
+        record.lateness_ms += [window[-1] - min(window) for window in windows]
         record.gaps += sum(b[0] - a[0] > 2 * FRAME_S for a, b in pairwise(steady))
 
 
 async def run(args: argparse.Namespace) -> Record:
     record = Record()
-    callers = [Caller(args.url, record, args.seed + n, args.frames, args.warm, args.talk) for n in range(args.calls)]
+    lines = [recording(path) for path in args.speech] or ([HUM] if args.talk else [])
+    callers = [Caller(args.url, record, args.seed + n, args.frames, args.warm, lines) for n in range(args.calls)]
     async with asyncio.TaskGroup() as group:
         for caller in callers:
             group.create_task(caller.run())
@@ -170,6 +200,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--warm", type=int, required=True)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--talk", action="store_true")
+    parser.add_argument("--speech", nargs="*", default=[])
     record = asyncio.run(run(parser.parse_args(argv)))
     print(json.dumps(asdict(record)))
     return 0

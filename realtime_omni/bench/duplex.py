@@ -6,8 +6,8 @@ it sent, or an error, is not valid.
 
 Definitions (milliseconds):
 
-- ``tick_lateness_ms``: over sockets, how much later than its pace a piece of sound came, measured against the earliest of its
-  call; in process, from the instant of the calls' clock to the tick being told.
+- ``tick_lateness_ms``: over sockets, how much later than its pace a piece of sound came, measured against the earliest of the
+  last four seconds; in process, from the instant of the calls' clock to the tick being told.
 - ``first_audio_ms``: from the last sample of the caller's turn to the first sound of the answer, the model's own wait for the
   end of the turn included (the puppet: 500 ms of silence). Only with ``--talk``.
 - ``barge_in_stop_ms``: from the first sample of the caller's voice over the agent's to the last sound of the agent's.
@@ -80,6 +80,7 @@ async def over_sockets(args: argparse.Namespace) -> dict[str, Any]:
         command = [sys.executable, "-m", "realtime_omni.bench.callers"]
         command += ["--url", f"ws://{url}/v1/live/sessions", "--calls", str(args.calls)]
         command += ["--frames", str(args.frames), "--warm", str(WARM_FRAMES), *(["--talk"] if args.talk else [])]
+        command += ["--speech", *args.speech] if args.speech else []
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         output, _ = await process.communicate()
     if process.returncode:
@@ -104,6 +105,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--calls", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--talk", action="store_true", help="callers speak and interrupt; else they only listen")
+    parser.add_argument("--speech", nargs="*", default=[], metavar="WAV", help="what callers say, instead of a tone")
     parser.add_argument("--in-process", action="store_true", help="no sockets: the calls' clock and the engine alone")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE")
     parser.add_argument("--json", action="store_true", help="one JSON object and nothing else")

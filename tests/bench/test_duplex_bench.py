@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import wave
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from realtime_omni.bench import callers, duplex
@@ -22,7 +26,7 @@ def test_calls_in_process_are_measured(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_pieces_are_late_against_the_earliest_of_their_call() -> None:
     record = callers.Record()
-    caller = callers.Caller("", record, 0, frames=4, warm=0, talks=False)
+    caller = callers.Caller("", record, 0, frames=4, warm=0)
     caller._got_ms = 320.0
     caller._arrivals = [(10.000, 80.0), (10.090, 160.0), (10.160, 240.0), (10.640, 320.0)]
     caller._finish()
@@ -31,9 +35,24 @@ def test_pieces_are_late_against_the_earliest_of_their_call() -> None:
     assert not record.wrong
 
 
+def test_a_recording_is_said_from_its_first_word_to_its_last(tmp_path: Path) -> None:
+    samples = np.zeros(24_000, np.int16)
+    samples[5_000:9_000] = 10_000
+    with wave.open(str(tmp_path / "a.wav"), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(24_000)
+        file.writeframes(samples.tobytes())
+    packets = callers.recording(str(tmp_path / "a.wav"))
+    audio = np.frombuffer(b"".join(base64.b64decode(json.loads(p)["audio"]) for p in packets), "<i2")
+    assert len(packets) == 3
+    assert np.count_nonzero(audio) == 4_000
+    assert audio[-1] != 0, "its last sample ends the last packet"
+
+
 def test_a_call_that_lost_sound_says_so() -> None:
     record = callers.Record()
-    caller = callers.Caller("", record, 0, frames=100, warm=0, talks=False)
+    caller = callers.Caller("", record, 0, frames=100, warm=0)
     caller._got_ms = 80.0
     caller._arrivals = [(10.0, 80.0)]
     caller._finish()
