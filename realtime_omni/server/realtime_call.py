@@ -39,18 +39,21 @@ MAX_NAMES = 4_096
 
 
 class Names:
-    """Wire name to model name, bounded: the oldest go."""
+    """What is called what on the other side; bounded: the oldest go."""
 
     def __init__(self) -> None:
         self._names: OrderedDict[str, str] = OrderedDict()
 
-    def put(self, wire: str, model: str) -> None:
-        self._names[wire] = model
+    def put(self, name: str, other: str) -> None:
+        self._names[name] = other
         while len(self._names) > MAX_NAMES:
             self._names.popitem(last=False)
 
-    def get(self, wire: str) -> str | None:
-        return self._names.get(wire)
+    def get(self, name: str) -> str | None:
+        return self._names.get(name)
+
+    def pop(self, name: str) -> str | None:
+        return self._names.pop(name, None)
 
 
 class RealtimeCall:
@@ -72,12 +75,14 @@ class RealtimeCall:
         """Responses that a model which takes no requests will begin when it likes."""
         self._items = Names()
         self._answers = Names()
-        self._utterances: dict[str, str] = {}
+        self._utterances = Names()
         """Utterance to item, until its transcript is whole."""
         self._committed: deque[str] = deque(maxlen=64)
         """Items that the client committed and whose utterance the model has not named."""
-        self._said: dict[str, str] = {}
-        self._called: set[str] = set()
+        self._said = Names()
+        """What is known of an utterance whose transcript is not whole, by item."""
+        self._calls = Names()
+        """Function calls of the model's own."""
         self._interrupted = False
         self._cut: tuple[str, ...] = ()
 
@@ -172,7 +177,7 @@ class RealtimeCall:
     def _add_item(self, command: c.AddItem) -> None:
         item, spec = command.item, self._call.spec
         assert item.id is not None
-        if isinstance(item, FunctionCallOutputItem) and item.call_id in self._called:
+        if isinstance(item, FunctionCallOutputItem) and self._calls.get(item.call_id) is not None:
             self._call.direct(d.ToolResult(item.call_id, item.output))
         elif spec.takes_text:
             after = None if command.last else "" if command.previous is None else self._model_name(command.previous)
@@ -274,7 +279,7 @@ class RealtimeCall:
                 padding = self._padding()
                 out = self._apply(c.UserStarted(max(0, round(self._written(at_ms) - padding))))
                 if self._side.user_item is not None:
-                    self._utterances[utterance] = self._side.user_item
+                    self._utterances.put(utterance, self._side.user_item)
                 return out
             case s.SpeechStopped():
                 return self._apply(c.UserStopped(round(self._written(tick.end_ms))))
@@ -306,7 +311,8 @@ class RealtimeCall:
         """An utterance belongs to the conversation: which item it is."""
         item_id = self._utterances.get(utterance)
         if item_id is None and self._committed:
-            item_id = self._utterances[utterance] = self._committed.popleft()
+            item_id = self._committed.popleft()
+            self._utterances.put(utterance, item_id)
         if item_id is not None:
             self._items.put(item_id, utterance)
             if item_id in self._committed:  # the client committed what was being said
@@ -316,16 +322,16 @@ class RealtimeCall:
         item_id = self._utterances.get(signal.utterance)
         if item_id is None:
             return []
-        said = signal.text if signal.whole else self._said.get(item_id, "") + signal.text
+        said = signal.text if signal.whole else (self._said.get(item_id) or "") + signal.text
         start, end = round(signal.start_ms), round(signal.end_ms)
         out: list[Out] = []
         if signal.text and not signal.whole:
             out = self._apply(c.UserTranscript(item_id, signal.text, start, end))
         if not signal.final:
-            self._said[item_id] = said
+            self._said.put(item_id, said)
             return out
-        self._said.pop(item_id, None)
-        del self._utterances[signal.utterance]
+        self._said.pop(item_id)
+        self._utterances.pop(signal.utterance)
         seconds = max(0.0, signal.end_ms - signal.start_ms) / 1000
         return out + self._apply(c.UserTranscribed(item_id, said, seconds))
 
@@ -357,7 +363,7 @@ class RealtimeCall:
             case s.OutputText(_, text, start_ms, end_ms):
                 return self._apply(c.ResponseText(wire, text, start_ms, end_ms))
             case s.ToolCall(_, call_id, name, arguments):
-                self._called.add(call_id)
+                self._calls.put(call_id, name)
                 return self._apply(c.ToolCall(wire, name, arguments, call_id))
             case s.ResponseEnded(_, reason, usage):
                 encoder = self._encoders.get(wire)
