@@ -19,7 +19,7 @@ DECODED_LAYOUTS = {
     Modality.IMAGE: ("CHW",),
     Modality.VIDEO: ("TCHW", "CHW"),
     Modality.AUDIO: ("CT", "T"),
-    Modality.ACTION: ("TA",),
+    Modality.ACTION: ("TA", "NTA"),
 }
 
 

@@ -127,14 +127,15 @@ class Session:
         self._keep(chunk)  # this call waited behind one that was cancelled after its commit
         return left
 
-    async def act(self, observation: Observation) -> Chunk:
+    async def act(self, observation: Observation, *, outputs: Sequence[str] | None = None) -> Chunk:
         """A policy's chunk of actions for an observation. The newest wins: a call that still waits when another comes gets
         SupersededError, one that runs is finished. Cancelling forgets the chunk, committed or not: the world has moved on.
 
         Raises ArgumentError (an observation that the policy cannot use; nothing has happened), SupersededError, StateError,
         TickError (nothing was committed; see ``rollback``), AbortedError, CapacityError.
         """
-        command = c.Next(**self._address(), asked_at_s=self._manager.now_s(), observation=observation)
+        wanted = None if outputs is None else tuple(outputs)
+        command = c.Next(**self._address(), outputs=wanted, asked_at_s=self._manager.now_s(), observation=observation)
         try:
             chunk = await self._manager.send(command)
         except asyncio.CancelledError:

@@ -20,6 +20,9 @@ from realtime_omni.session.values import SessionEvent
 
 ACTIONS = "actions"
 """Name of a policy's artifact: float32 [horizon, action_dim] in the robot's units, layout TA."""
+SAMPLES = "samples"
+"""Name of the artifact of a policy that draws several: float32 [samples, horizon, action_dim], layout NTA; the first is the
+chunk's actions before any averaging with older chunks."""
 
 
 @dataclass(frozen=True, slots=True)

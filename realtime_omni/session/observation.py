@@ -19,6 +19,7 @@ from realtime_omni.errors import ArgumentError
 from realtime_omni.session.values import check_event_id, check_prompt
 
 MAX_STEPS = 10_000
+MAX_SAMPLES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class Observation:
         steps: denoise steps; None: the policy's own number.
         label: the client's name of the episode; nothing depends on it.
         join: how its chunk continues the one before; None: it does not.
+        samples: how many chunks are drawn, from noises of their own, over one prefix; the artifact ``samples`` has all of them.
         budget_s: its chunk should be there so many seconds after it was asked for; None: what the recipe says.
 
     Raises:
@@ -72,6 +74,7 @@ class Observation:
     label: str | None = None
     join: Join | None = None
     budget_s: float | None = None
+    samples: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "images", MappingProxyType(dict(self.images)))
@@ -90,6 +93,10 @@ class Observation:
             check_event_id(self.seed, "seed")
         if self.steps is not None and not 1 <= check_event_id(self.steps, "steps") <= MAX_STEPS:
             raise ArgumentError(f"steps must lie in 1..{MAX_STEPS}", path="steps")
+        if not 1 <= check_event_id(self.samples, "samples") <= MAX_SAMPLES:
+            raise ArgumentError(f"samples must lie in 1..{MAX_SAMPLES}", path="samples")
+        if self.noise is not None and self.samples > 1:
+            raise ArgumentError("noise is that of one sample", path="samples")
         if self.budget_s is not None and not (isinstance(self.budget_s, int | float) and 0 < self.budget_s < math.inf):
             raise ArgumentError("budget_s must be a positive number of seconds", path="budget_s")
 

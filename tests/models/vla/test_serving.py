@@ -15,6 +15,7 @@ from realtime_omni.config import Config
 from realtime_omni.engine import commands as c
 from realtime_omni.errors import ArgumentError, ConfigError, TickError
 from realtime_omni.models import catalog
+from realtime_omni.models.common.noise import block_noise
 from realtime_omni.models.common.vla.network import encode, sample
 from realtime_omni.models.common.vla.serving import VLAModel
 from realtime_omni.rtc.modes import Mode, Settings, step_rule
@@ -162,6 +163,34 @@ def test_who_joins_a_running_batch_changes_nobody_and_is_what_it_is_alone(model:
         for name, ticket in tickets.items():
             assert np.abs(actions(together.result(ticket)) - expected[name]).max() <= 1e-5
         assert max(together.result(ticket).timings.batch_size for ticket in tickets.values()) > 1
+
+
+def test_several_samples_are_drawn_over_one_prefix(model: VLAModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is the chunk that one sample gives; each is what its noise gives alone."""
+    engine = serve(model, "a", "b")
+    seen = observation(model, 1, noise=None, seed=7)
+    alone = actions(ask(engine, seen, "b"))
+    counted = Counted(model, monkeypatch)
+    several = observation(model, 1, noise=None, seed=7, samples=3)
+    outputs = ("actions", "samples")
+    chunk = engine.ask(c.Next(ticket=0, session_id=SessionId("a"), observation=several, outputs=outputs))
+    assert counted.pictures == 2
+    samples = chunk.artifacts["samples"].data
+    assert samples.shape == (3, *alone.shape)
+    np.testing.assert_array_equal(samples[0], actions(chunk))
+    assert np.abs(samples[0] - alone).max() <= 1e-5
+    shape = (HORIZON, WIDTH)
+    for number in range(3):
+        one = observation(model, 1, noise=block_noise(7, 0, number, shape).numpy())
+        assert np.abs(samples[number] - actions(ask(engine, one, "b"))).max() <= 1e-5
+    assert np.abs(samples[1] - samples[2]).max() > 1e-3
+
+
+@pytest.mark.parametrize("fields", [{"samples": 0}, {"samples": 17}, {"samples": 2}])
+def test_samples_are_bounded_and_have_noises_of_their_own(model: VLAModel, fields: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        observation(model, 1, **fields)
+    assert refused.value.path == "samples"
 
 
 class Counted:

@@ -22,9 +22,10 @@ from realtime_omni.rtc.previous import Previous
 
 @dataclass(frozen=True, slots=True)
 class FlowRow:
-    """One row before its first step. ``kv``: its prefix, one row; ``state`` [state_dim]; ``noise`` [H, A]; ``left`` [n, A]:
-    what is left of the chunk that is executed, in model space (n may be 0); ``delay``: actions of the new chunk that will
-    be in the past."""
+    """One row before its first step; the samples of one observation are rows of one ``number``.
+
+    ``kv``: its prefix, one row; ``state`` [state_dim]; ``noise`` [H, A]; ``left`` [n, A]: what is left of the chunk that is
+    executed, in model space (n may be 0); ``delay``: actions of the new chunk that will be in the past."""
 
     number: int
     kv: PrefixKV
@@ -58,7 +59,7 @@ class Flow:
         self._arrange((*self._rows, *rows), (*self._taken, *(0 for _ in rows)))
 
     def step(self, active: Collection[int]) -> dict[int, Tensor]:
-        """One step of every row that is still wanted; the chunks [H, A] in model space of those that are done, by number."""
+        """One step of every row that is still wanted; the chunks [samples, H, A] of those that are done."""
         self._keep([i for i, row in enumerate(self._rows) if row.number in active])
         if self.is_empty:
             return {}
@@ -67,9 +68,11 @@ class Flow:
         self._next += 1
         self._taken = tuple(taken + 1 for taken in self._taken)
         done = [i for i, taken in enumerate(self._taken) if taken == len(self._times)]
-        chunks = {self._rows[i].number: self._x[i] for i in done}
+        samples: dict[int, list[Tensor]] = {}
+        for i in done:
+            samples.setdefault(self._rows[i].number, []).append(self._x[i])
         self._keep([i for i in range(len(self._rows)) if i not in done])
-        return chunks
+        return {number: torch.stack(chunks) for number, chunks in samples.items()}
 
     def _keep(self, kept: list[int]) -> None:
         if len(kept) == len(self._rows):

@@ -41,7 +41,7 @@ from realtime_omni.models.common.vla.memory import MOST_PLANNED, KeptPrefix, Pla
 from realtime_omni.models.common.vla.network import PolicyInputs
 from realtime_omni.models.common.vla.policy import Policy
 from realtime_omni.models.common.vla.reuse import Identity, PrefixKey, Reuse
-from realtime_omni.models.policy import ACTIONS, PolicyBase, PolicySpec
+from realtime_omni.models.policy import ACTIONS, SAMPLES, PolicyBase, PolicySpec
 from realtime_omni.rtc.ensemble import Stamped, ensemble
 from realtime_omni.rtc.modes import Mode, Settings
 from realtime_omni.rtc.previous import remaining
@@ -99,7 +99,10 @@ class VLAModel(PolicyBase):
         return ModelSpec(
             name=name,
             kv=KVSpec.none(frames_per_block=1, model_owned_bytes_per_session=owned),
-            artifacts=(ArtifactSpec(ACTIONS, Modality.ACTION, Representation.DECODED, "TA", primary=True),),
+            artifacts=(
+                ArtifactSpec(ACTIONS, Modality.ACTION, Representation.DECODED, "TA", primary=True),
+                ArtifactSpec(SAMPLES, Modality.ACTION, Representation.DECODED, "NTA"),
+            ),
             height=shape.image_size,
             width=shape.image_size,
             fps=1.0,
@@ -207,7 +210,7 @@ class VLAModel(PolicyBase):
             return
         self._compute_prefixes([rows[number] for number in numbers if rows[number].prefix is None])
         with torch.no_grad():
-            flows.join([self._flow_row(number, rows[number]) for number in numbers])
+            flows.join([flow for number in numbers for flow in self._flow_rows(number, rows[number])])
 
     def _read(self, row: StepRow) -> _Row:
         """Raises ArgumentError."""
@@ -268,29 +271,31 @@ class VLAModel(PolicyBase):
             self.shared.prefixes.put(row.key, kv, kv.nbytes)
             row.features = None
 
-    def _flow_row(self, number: int, row: _Row) -> FlowRow:
+    def _flow_rows(self, number: int, row: _Row) -> list[FlowRow]:
         assert row.prefix is not None
         join = row.observation.join
-        return FlowRow(
+        first = FlowRow(
             number,
             row.prefix.kv,
             placed(row.inputs.state[0], self._device),
-            placed(self._noise(row), self._device),
+            placed(self._noise(row, 0), self._device),
             self._steps(row),
             self._left(row),
             0 if join is None else min(join.delay, self.network.shape.horizon),
         )
+        others = range(1, row.observation.samples)
+        return [first, *(replace(first, noise=placed(self._noise(row, sample), self._device)) for sample in others)]
 
     def _steps(self, row: _Row) -> int:
         return self.network.shape.steps if row.observation.steps is None else row.observation.steps
 
-    def _noise(self, row: _Row) -> Tensor:
+    def _noise(self, row: _Row, sample: int) -> Tensor:
         observation, shape = row.observation, (self.network.shape.horizon, self.network.shape.action_dim)
         if observation.noise is not None:
             return torch.from_numpy(np.array(observation.noise))
         if observation.seed is not None:
-            return block_noise(observation.seed, 0, 0, shape)
-        return block_noise(row.row.seed, row.row.tick.chunk_index, 0, shape)
+            return block_noise(observation.seed, 0, sample, shape)
+        return block_noise(row.row.seed, row.row.tick.chunk_index, sample, shape)
 
     def _left(self, row: _Row) -> Tensor:
         """What is left of the chunk that the robot executes [n, A], as the network would see it from this observation."""
@@ -306,18 +311,24 @@ class VLAModel(PolicyBase):
 
     # ------------------------------------------------------------------ after the last one
 
-    def _output(self, row: _Row, chunk: Tensor) -> RowOutput | Exception:
-        model = chunk.detach().float().cpu().clone()
-        actions = self.policy.processing.robot_actions(model, row.observation.state)
-        if not np.isfinite(actions).all():
+    def _output(self, row: _Row, chunks: Tensor) -> RowOutput | Exception:
+        """``chunks`` [samples, H, A] in model space; the robot executes the first."""
+        models = chunks.detach().float().cpu().clone()
+        samples = np.stack([self.policy.processing.robot_actions(m, row.observation.state) for m in models])
+        if not np.isfinite(samples).all():
             return TickError("the policy's actions are not finite")
-        planned = self._plan(row, model, torch.from_numpy(actions))
+        actions = samples[0]
+        planned = self._plan(row, models[0].clone(), torch.from_numpy(actions.copy()))
         if self._rtc.mode is Mode.ENSEMBLE and planned:
             stamped = [Stamped(p.tick, p.robot) for p in planned]
             actions = ensemble(stamped, planned[-1].tick).numpy()
-        artifact = Artifact(ACTIONS, Modality.ACTION, Representation.DECODED, "TA", actions)
+        made = {
+            ACTIONS: Artifact(ACTIONS, Modality.ACTION, Representation.DECODED, "TA", actions),
+            SAMPLES: Artifact(SAMPLES, Modality.ACTION, Representation.DECODED, "NTA", samples),
+        }
         following = VLAState(row.prefix if self._keeps_prefix else None, planned)
-        return RowOutput(ChunkMetadata.from_tick(row.row.tick), (artifact,), following)
+        wanted = tuple(made[name] for name in row.row.outputs)
+        return RowOutput(ChunkMetadata.from_tick(row.row.tick), wanted, following)
 
     def _plan(self, row: _Row, model: Tensor, robot: Tensor) -> tuple[Planned, ...]:
         join = row.observation.join
