@@ -68,6 +68,29 @@ async def test_the_agent_speaks_when_it_is_asked_by_text_alone() -> None:
         assert client.transcript == "Good evening."
 
 
+@pytest.mark.req("AC-41")
+async def test_two_sessions_of_one_batch_never_hear_each_other() -> None:
+    async with voice_server() as server:
+        words = {"a": "Alpha one.", "b": "Beta two.", "silent": ""}
+        clients = {}
+        for name, text in words.items():
+            client = clients[name] = await server.start(input=[{"role": "user", "content": [{"text": f"say {text}"}]}])
+            if text:
+                client.say("session.commentary.append", event_id=name, content="Go.", delegation_id=None)
+        before = server.manager.statistics().ticks_settled
+        for _ in range(20):
+            for client in clients.values():
+                client.append(bytes(3840))
+            await server.tick()
+        assert server.manager.statistics().ticks_settled - before < 3 * 20, "they share batches"
+        assert {name: client.transcript for name, client in clients.items()} == words
+        assert "x" not in clients["silent"].loud
+        acks = {
+            name: [e["client_event_id"] for e in c.of("session.commentary.appended")] for name, c in clients.items()
+        }
+        assert acks == {"a": ["a"], "b": ["b"], "silent": []}
+
+
 async def test_words_have_their_time_on_the_timeline() -> None:
     async with voice_server() as server:
         client = await server.start()

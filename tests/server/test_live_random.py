@@ -107,6 +107,7 @@ class Crowd:
                 self.judge.reads([Close(peer, LiveClose(client.closed[0]), client.closed[1])])
 
 
+@pytest.mark.req("AC-43")
 @pytest.mark.parametrize("overrides", [(), ("options.yields=true", "options.greeting=Hello there my friend.")])
 async def test_random_clients_find_nothing_broken(overrides: tuple[str, ...]) -> None:
     for seed in range(8):
