@@ -47,7 +47,7 @@ class Flow:
         """Steps that each row has taken."""
         self._x = torch.empty(0, device=stages.device)
         self._step_s = -1.0 / steps
-        self._times = torch.tensor([time_of(step, steps) for step in range(steps)], device=stages.device)
+        self._times = placed(torch.tensor([time_of(step, steps) for step in range(steps)]), stages.device)
 
     @property
     def is_empty(self) -> bool:
@@ -89,6 +89,8 @@ class Flow:
         self._guide = self._rule(rows)
 
     def _rule(self, rows: Sequence[FlowRow]) -> StepRule:
+        if not any(len(row.left) for row in rows):
+            return Euler()
         noise = rows[0].noise
         previous = Previous.of([row.left for row in rows], *noise.shape).to(noise.device)
         return step_rule(self._settings, previous, [row.delay for row in rows]) or Euler()
