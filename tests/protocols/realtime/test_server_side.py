@@ -35,6 +35,7 @@ from realtime_omni_protocols.realtime import (
     UserStarted,
     UserStopped,
     UserTranscribed,
+    UserTranscriptFailed,
 )
 from realtime_omni_protocols.realtime.conversation import MAX_ITEMS, Spoken
 from realtime_omni_protocols.realtime.items import MessageItem
@@ -261,6 +262,17 @@ def test_a_transcript_that_is_ready_before_the_turn_is_told_after_its_item() -> 
     events = kinds(driver.apply(UserStopped(900)))
     told = events.index("conversation.item.input_audio_transcription.completed")
     assert told > events.index("conversation.item.done")
+
+
+def test_a_transcript_that_failed_is_told_with_its_item() -> None:
+    driver = Driver()
+    driver.update(audio={"input": {"transcription": {"model": "m"}}})
+    driver.append(20)
+    (committed, *_) = driver.send("input_audio_buffer.commit")
+    (event,) = driver.apply(UserTranscriptFailed(committed["item_id"], "nothing was understood"))
+    assert event["type"] == "conversation.item.input_audio_transcription.failed"
+    assert event["item_id"] == committed["item_id"]
+    assert (event["error"]["type"], event["error"]["code"]) == ("server_error", "model_failed")
 
 
 def test_audio_of_a_clients_item_is_its_transcript() -> None:
