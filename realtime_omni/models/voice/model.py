@@ -8,6 +8,7 @@ are saved while something is being computed for them.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -71,6 +72,8 @@ class EmbeddedVoice(DuplexBase):
         """``now``: the wall clock in the user's time zone, for who asks what time it is."""
         self._parts = parts
         self._workshop = Workshop(threads)
+        if parts.language is not None:
+            weakref.finalize(self, parts.language.close)  # its thread ends with the last engine that uses this object
         self._now = now
         self._fingerprint = fingerprint(_LAYOUT, *(m.sha256 for w in VOICE_WHEELS for m in w.members))
         self._duplex = DuplexSpec(

@@ -56,6 +56,7 @@ class Language:
     def __init__(self):
         self.reads = []
         self.dropped = []
+        self.closed = False
 
     def prompt(self, system, said):
         return tuple(map(ord, f"[{system}]" + "".join(f"{role}: {text}\n" for role, text in said)))
@@ -71,7 +72,7 @@ class Language:
         self.dropped.append(prompt)
 
     def close(self):
-        pass
+        self.closed = True
 
 
 def say(text):

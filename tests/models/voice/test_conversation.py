@@ -1,5 +1,6 @@
 """A call with the embedded voice, frame by frame: who speaks, what is remembered, what is told. Its networks are stand-ins."""
 
+import gc
 import json
 from itertools import pairwise
 
@@ -416,6 +417,15 @@ def test_work_in_threads_gives_the_same_words_and_answers():
         talk.hear(hum(0.1, 800))
         talk.until(ResponseEnded, 10**6)
     assert list(with_threads.said().values()) == list(at_once.said().values())
+
+
+def test_the_language_models_thread_ends_with_the_model():
+    made = parts()
+    model = EmbeddedVoice(made, threads=1)
+    assert not made.language.closed
+    del model
+    gc.collect()
+    assert made.language.closed
 
 
 names = st.sampled_from(["x", "y", "z", "r0", "r1"])
