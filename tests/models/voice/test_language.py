@@ -170,6 +170,16 @@ def test_old_turns_make_room_several_at_once_and_the_last_one_is_always_there(la
     language.draft(language.prompt("x" * 1000, [("user", "y" * 1000)]))
 
 
+def test_a_long_conversation_is_read_from_its_last_turns(tiny):
+    language = Language(tiny[0], calls=2, context=256, threaded=False)
+    said = [("user" if i % 2 == 0 else "assistant", str(i % 10)) for i in range(11)]
+    read = [
+        language._tokens._tokenizer.decode(list(language.prompt("s", said[:n])), skip_special_tokens=False)
+        for n in (8, 9, 11)
+    ]
+    assert [text.count("<|im_start|>") for text in read] == [10, 7, 9]  # with the system's and the one to come
+
+
 def test_an_answer_is_the_same_asked_again_forgotten_or_prepared(tiny, language):
     prompt = language.prompt(None, [("user", "hello there")])
     first = language.draft(prompt)

@@ -24,8 +24,10 @@ SYSTEM = "You are a friendly voice assistant. Answer in one short sentence."
 MOST_TOKENS = 60
 """Of an answer: twenty seconds of speech."""
 _CHUNK = 16
+_MOST_TURNS = 8
+"""Of both sides: a small model answers worse the more it has read."""
 _STRIDE = 4
-"""A prompt that no longer fits loses this many turns at once: the ones after it then still begin alike."""
+"""A prompt that is too long loses this many turns at once: the ones after it then still begin alike."""
 _MOST_KEPT = 64
 
 Said = tuple[Role, str]
@@ -76,7 +78,7 @@ class Language:
         opening = self._tokens.opening("assistant")
         room = self.context - len(head) - len(opening) - min(answer_tokens, MOST_TOKENS)
         turns = [self._turn(role, text) for role, text in merged]
-        first = 0
+        first = max(0, -(-(len(turns) - _MOST_TURNS) // _STRIDE) * _STRIDE)
         while first < len(turns) and sum(map(len, turns[first:])) > room:
             first += _STRIDE
         body = [token for turn in turns[first:] for token in turn]
