@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import onnxruntime  # type: ignore[import-untyped]
 
-
-def open_session(path: Path) -> onnxruntime.InferenceSession:
+def open_session(path: Path) -> Any:
     """A CPU session over ``.onnx`` or ``.ort``. Raises onnxruntime's errors for a file it cannot read."""
+    import onnxruntime  # type: ignore[import-untyped]
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1

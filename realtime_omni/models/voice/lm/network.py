@@ -78,18 +78,20 @@ class Llama:
             for i in range(config.layers)
         ]
         self._norms = [(tensors[f"layers.{i}.norm1"], tensors[f"layers.{i}.norm2"]) for i in range(config.layers)]
-        self._cos, self._sin = rotary_table(config)
+        self._turns = rotary_table(config)
 
     def logits(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Logits [B, V] after the last of ``tokens`` int64 [B, T] at ``positions`` int64 [B, T]."""
         size = self.config
-        splits = [size.model, size.kv_heads * size.head_dim, size.kv_heads * size.head_dim]
-        cos, sin = self._cos[positions].unsqueeze(2), self._sin[positions].unsqueeze(2)  # [B, T, 1, d/2]
+        rotated = size.heads + size.kv_heads
+        turn = self._turns[positions].unsqueeze(2)  # [B, T, 1, d/2]
         x_BTD = self._embedding.rows(tokens)
         for i, (layer, (norm1, norm2)) in enumerate(zip(self._layers, self._norms, strict=True)):
             qkv = layer["qkv"](rms_norm(x_BTD, (size.model,), norm1, size.norm_epsilon))
-            q, k, v = (part.view(*part.shape[:2], -1, size.head_dim) for part in torch.split(qkv, splits, dim=-1))
-            attended = attend(i, rotate(q, cos, sin), rotate(k, cos, sin), v)
+            heads = qkv.view(*qkv.shape[:2], -1, size.head_dim)
+            qk, v = rotate(heads[:, :, :rotated], turn), heads[:, :, rotated:]
+            q, k = qk[:, :, : size.heads], qk[:, :, size.heads :]
+            attended = attend(i, q, k, v)
             x_BTD = x_BTD + layer["out"](attended.flatten(2))
             gate, up = layer["gate_up"](rms_norm(x_BTD, (size.model,), norm2, size.norm_epsilon)).chunk(2, dim=-1)
             x_BTD = x_BTD + layer["down"](silu(gate) * up)
@@ -128,14 +130,14 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     return levels.clamp(-127, 127).to(torch.int8), scale
 
 
-def rotary_table(config: LlamaConfig) -> tuple[Tensor, Tensor]:
-    """cos and sin [context, d/2] of position * base ** (-2i / d)."""
-    i = torch.arange(0, config.head_dim, 2, dtype=torch.float64)
-    angle = torch.arange(config.context, dtype=torch.float64)[:, None] * config.rope_base ** (-i / config.head_dim)
-    return angle.cos().float(), angle.sin().float()
+def rotary_table(config: LlamaConfig) -> Tensor:
+    """complex64 [context, d/2]: e ** (i * position * base ** (-2j / d))."""
+    j = torch.arange(0, config.head_dim, 2, dtype=torch.float64)
+    angle = torch.arange(config.context, dtype=torch.float64)[:, None] * config.rope_base ** (-j / config.head_dim)
+    return torch.polar(torch.ones_like(angle), angle).to(torch.complex64)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (2i, 2i+1) of ``x`` [B, T, heads, d] by its angle."""
-    even, odd = x[..., ::2], x[..., 1::2]
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+def rotate(x: Tensor, turn: Tensor) -> Tensor:
+    """Turn each pair (2j, 2j+1) of ``x`` [B, T, heads, d], as a complex number, by its angle."""
+    pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * turn).flatten(-2)

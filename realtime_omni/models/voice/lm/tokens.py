@@ -9,23 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from tokenizers import AddedToken, Tokenizer
-from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel, Digits
-from tokenizers.pre_tokenizers import Sequence as Steps
-
 Role = Literal["system", "user", "assistant"]
 _CONTROL = 3  # GGUF's token type of a control token
 
 
 def describe_tokenizer(fields: dict[str, Any]) -> str:
     """JSON of the tokenizer of a GGUF file (``gpt2`` model, ``smollm`` splitting: digits one by one, then bytes)."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
     pieces: Sequence[str] = fields["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(BPE({piece: i for i, piece in enumerate(pieces)}, merges))
-    tokenizer.pre_tokenizer = Steps([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
-    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
+    split = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
+    tokenizer.decoder = decoders.ByteLevel()
     kinds = zip(pieces, fields["tokenizer.ggml.token_type"], strict=True)
     tokenizer.add_special_tokens([AddedToken(p, special=True) for p, kind in kinds if kind == _CONTROL])
     return str(tokenizer.to_str())
@@ -36,6 +33,8 @@ class ChatTokens:
 
     def __init__(self, description: str) -> None:
         """``description``: JSON as :func:`describe_tokenizer` gives it. Raises ValueError without the template's tokens."""
+        from tokenizers import Tokenizer
+
         self._tokenizer = Tokenizer.from_str(description)
         self._tokenizer.encode_special_tokens = True  # control tokens in a user's text are letters
         begin, end = (self._tokenizer.token_to_id(name) for name in ("<|im_start|>", "<|im_end|>"))
