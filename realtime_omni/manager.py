@@ -110,6 +110,7 @@ class SessionManager:
         self._thread = EngineThread(self._build, self._inbox, self._outbox, self._clock)
         self._futures: dict[int, asyncio.Future[Any]] = {}
         self._tickets = 0
+        self._nudging = False
         self._handles: dict[SessionId, Session] = {}
         self._graves: deque[SessionId] = deque(maxlen=1024)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -295,11 +296,16 @@ class SessionManager:
         if self._loop is None:
             raise EngineError("the session manager is not started")
         self._inbox.put(command, quiet=quiet)
-        if quiet:
-            self._loop.call_soon(self._inbox.nudge)
+        if quiet and not self._nudging:
+            self._nudging = True
+            self._loop.call_soon(self._nudge)
         future: asyncio.Future[Any] = self._loop.create_future()
         self._futures[command.ticket] = future
         return future
+
+    def _nudge(self) -> None:
+        self._nudging = False
+        self._inbox.nudge()
 
     async def open_session(self, command: c.Create | c.Fork | c.Restore) -> Session:
         """Post a command that opens a session; should its caller go away, the session is closed again."""

@@ -179,9 +179,10 @@ class Engine:
     def settle(self) -> None:
         """Commit or roll back every row that is done and answer its waiter."""
         done = [flight for flight in self._flights if flight.result is not None]
-        for flight in done:
-            self._settle_tick(flight)
-            self._flights.leave(flight.entry)
+        with self._front.together():
+            for flight in done:
+                self._settle_tick(flight)
+                self._flights.leave(flight.entry)
         if done:
             self.counters.ticks_settled += 1
             self.counters.batch_rows += len(done)

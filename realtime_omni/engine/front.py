@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from realtime_omni.engine.commands import Answer, Notice, SessionView
@@ -17,6 +18,10 @@ class Front:
     def __init__(self, outbox: Outbox, consumer: TickConsumer) -> None:
         self._outbox = outbox
         self._consumer = consumer
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is said inside is heard at once, at the end."""
+        return self._outbox.together()
 
     def view(self, entry: Entry) -> SessionView:
         session = entry.session

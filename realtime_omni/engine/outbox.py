@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from realtime_omni.engine.commands import Answer, Notice
@@ -29,6 +30,7 @@ class Outbox:
         self._lock = threading.Lock()
         self._wake: Callable[[], None] | None = None
         self._put = self._high_water = 0
+        self._held = self._owed = False
 
     def bind(self, wake: Callable[[], None] | None) -> None:
         """``wake`` is called from the engine's thread whenever the outbox stops being empty."""
@@ -40,8 +42,23 @@ class Outbox:
             self._entries.append(entry)
             self._put += 1
             self._high_water = max(self._high_water, len(self._entries))
-        if was_empty and self._wake is not None:
+        if was_empty and self._held:
+            self._owed = True
+        elif was_empty and self._wake is not None:
             self._wake()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Whoever takes is woken once, at the end, for all that is put inside. Only the engine's thread does this: a wake per
+        answer costs both threads more than most answers do."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+            owed, self._owed = self._owed, False
+            if owed and self._wake is not None:
+                self._wake()
 
     def take(self) -> list[Answer | Notice]:
         with self._lock:

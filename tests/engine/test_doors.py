@@ -105,3 +105,17 @@ def test_commands_carry_values_only() -> None:
     event = SessionEvent(EventId(0), prompt="red")
     with pytest.raises(AttributeError):
         c.Accept(ticket=1, session_id=SessionId("a"), event=event).ticket = 2  # type: ignore[misc]
+
+
+def test_answers_that_belong_together_wake_their_reader_once() -> None:
+    outbox, wakes = Outbox(), []
+    outbox.bind(lambda: wakes.append(len(outbox.take())))
+    with outbox.together():
+        for ticket in (1, 2, 3):
+            outbox.put(c.Answer(ticket=ticket))
+        assert wakes == []
+    assert wakes == [3]
+    with outbox.together():
+        pass
+    outbox.put(c.Answer(ticket=4))
+    assert wakes == [3, 1]
