@@ -116,7 +116,13 @@ def build_runner(config: Config, model: WorldModel) -> ModelRunner:
         def synchronize() -> None:
             torch.cuda.synchronize(torch.device(config.device))
 
-    return ModelRunner(model, book, storage, open_backend(device=config.device), synchronize=synchronize)
+    return ModelRunner(
+        model,
+        book,
+        storage,
+        open_backend(device=config.device, keep_gathered=config.kv.keep_gathered),
+        synchronize=synchronize,
+    )
 
 
 def build_engine(

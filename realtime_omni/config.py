@@ -68,6 +68,9 @@ class KVSection(Section, frozen=True, kw_only=True):
     policy: Literal["refuse", "lru"] = "refuse"
     """What a full pool does with one more session: refuse it, or evict the least recently used one, with an event."""
     requested_sessions: Count = 8
+    keep_gathered: bool | None = None
+    """Whether a tick keeps one contiguous copy of its rows' history for all of its passes: faster, and as many bytes again as
+    these rows hold. Null: on a CPU only."""
     sink_frames: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
     window_frames: Count | None = None
     rewind_blocks: Annotated[int, Meta(ge=1, le=1_000_000)] = 1

@@ -103,13 +103,13 @@ def random_network(config: WanConfig, *, dtype: torch.dtype, device: str) -> Wan
     return network
 
 
-def config_for(device: str, dtype: Any, sessions: int) -> Config:
+def config_for(device: str, dtype: Any, sessions: int, *, keep_gathered: bool) -> Config:
     """Nearly all of the device's free memory is for pages; only what these sessions need is taken."""
     return Config(
         model="lingbot-geometry",
         device=device,
         dtype=dtype,
-        kv=KVSection(memory_fraction=0.9, requested_sessions=sessions),
+        kv=KVSection(memory_fraction=0.6, requested_sessions=sessions, keep_gathered=keep_gathered),
         engine=EngineSection(max_batch=1),
         session=SessionSection(max_sessions=sessions),
     )
@@ -217,7 +217,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         device=args.device,
         fingerprint="0" * 64,
     )
-    config = config_for(args.device, args.dtype, 1)
+    config = config_for(args.device, args.dtype, 1, keep_gathered=not args.gather_each_pass)
     wrong: list[str] = []
     full = -(-(settings.window_frames + settings.sink_frames) // settings.frames_per_block)
     engine = opened(model, config, "eager")
@@ -255,7 +255,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             "commit": commit(),
             "hardware": hardware() | _device(args.device),
             "software": software(),
-            "config": {name: getattr(args, name) for name in ("scale", "device", "dtype", "compile", "no_clean_pass")},
+            "config": {
+                name: getattr(args, name)
+                for name in ("scale", "device", "dtype", "compile", "no_clean_pass", "gather_each_pass")
+            },
             "workload": f"{settings.height} x {settings.width}, {passes} passes, "
             f"{settings.sink_frames} + {settings.window_frames} frames",
             "warm_up_blocks": full + 1,
@@ -292,6 +295,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--eager-blocks", type=int, default=0, help="also measure so many without a compiler")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--no-clean-pass", action="store_true", help="the last denoise pass writes history")
+    parser.add_argument("--gather-each-pass", action="store_true", help="19 GiB less, and slower")
     parser.add_argument("--tolerance", type=float, default=0.1)
     parser.add_argument("--json", action="store_true", help="as JSON (it always is)")
     result = measure(parser.parse_args(argv))

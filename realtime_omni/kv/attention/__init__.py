@@ -12,7 +12,7 @@ from realtime_omni.kv.attention.plan import AttentionBackend, AttentionPlan, Row
 __all__ = ["AttentionBackend", "AttentionPlan", "RowPlan", "open_backend"]
 
 
-def open_backend(name: str = "auto", *, device: str = "cpu") -> AttentionBackend:
+def open_backend(name: str = "auto", *, device: str = "cpu", keep_gathered: bool | None = None) -> AttentionBackend:
     """The backend of this name for this device: ``auto``, ``sdpa`` or ``flashinfer``.
 
     ``auto`` is SDPA everywhere: on an H200 it ran one 1,560-token, 40-head layer with 15 frames of history at 497 TFLOP/s
@@ -28,4 +28,4 @@ def open_backend(name: str = "auto", *, device: str = "cpu") -> AttentionBackend
         raise ConfigError(f"unknown attention backend {name!r}; known: auto, sdpa, flashinfer")
     from realtime_omni.kv.attention.sdpa import SdpaBackend
 
-    return SdpaBackend()
+    return SdpaBackend(cache_history=keep_gathered)

@@ -1,6 +1,6 @@
 """The camera of LingBot-World v2: keys to poses, poses to motion between latent frames, motion to the network's input.
 
-Everything is float64 numpy on the CPU until the last step; a pose is a 4 x 4 camera-to-world matrix with +X right, +Y down
+Poses are float64 numpy; a pose is a 4 x 4 camera-to-world matrix with +X right, +Y down
 and +Z forward, a length is in world units. A key holds for one *latent* frame (four pictures): w s a d move by 0.05 units
 on the horizontal plane, j l turn by 6 degrees (l to the right), i k tilt by 4 degrees, and a tilt beyond 85 degrees is
 dropped. Formulas: the model's published description, checked against its numbers in the tests.
@@ -12,7 +12,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
 
 Pose = NDArray[np.float64]
 """[4, 4] camera to world."""
@@ -82,25 +85,33 @@ def scaled_intrinsics(reference: NDArray[np.float64], height: int, width: int) -
     return scaled
 
 
-def rays(motion: NDArray[np.float64], intrinsics: NDArray[np.float64], height: int, width: int) -> NDArray[np.float32]:
+def rays(
+    motion: NDArray[np.float64],
+    intrinsics: NDArray[np.float64],
+    height: int,
+    width: int,
+    *,
+    device: torch.device | str = "cpu",
+) -> Tensor:
     """float32 [F, 6, height, width] of motions [F, 4, 4] and intrinsics [4] or [F, 4]: the translation, constant over the
-    picture, then the unit direction of each pixel's centre turned by the motion."""
+    picture, then the unit direction of each pixel's centre turned by the motion. Computed on ``device`` in float64."""
     frames = motion.shape[0]
-    fx, fy, cx, cy = np.broadcast_to(intrinsics, (frames, 4)).T[..., None, None]
-    x = (np.arange(width) + 0.5)[None, None] - cx
-    y = (np.arange(height) + 0.5)[None, :, None] - cy
-    straight = np.stack(np.broadcast_arrays(x / fx, y / fy, 1.0), axis=1)
-    straight = straight / np.linalg.norm(straight, axis=1, keepdims=True)
-    turned = np.einsum("fij,fjhw->fihw", motion[:, :3, :3], straight)
-    moved = np.broadcast_to(motion[:, :3, 3, None, None], turned.shape)
-    return np.concatenate((moved, turned), axis=1).astype(np.float32)
+    moved = torch.from_numpy(motion).to(device)
+    focal = torch.from_numpy(np.broadcast_to(intrinsics, (frames, 4)).copy()).to(device)
+    fx, fy, cx, cy = focal.T[..., None, None]
+    x = ((torch.arange(width, device=device, dtype=torch.float64) + 0.5)[None, None] - cx) / fx
+    y = ((torch.arange(height, device=device, dtype=torch.float64) + 0.5)[None, :, None] - cy) / fy
+    shape = (frames, height, width)
+    straight = torch.stack((x.expand(shape), y.expand(shape), torch.ones_like(x).expand(shape)), dim=1)
+    straight = straight / torch.linalg.vector_norm(straight, dim=1, keepdim=True)
+    turned = torch.einsum("fij,fjhw->fihw", moved[:, :3, :3], straight)
+    translation = moved[:, :3, 3, None, None].expand_as(turned)
+    return torch.cat((translation, turned), dim=1).float()
 
 
-def fold(picture: NDArray[np.float32]) -> NDArray[np.float32]:
+def fold(picture: Tensor) -> Tensor:
     """[F, C, H, W] to [F, C * 64, H / 8, W / 8]: each cell's pixels become channels, ordered channel, row, column."""
-    F, C, H, W = picture.shape
-    cells = picture.reshape(F, C, H // FOLD, FOLD, W // FOLD, FOLD).transpose(0, 1, 3, 5, 2, 4)
-    return np.ascontiguousarray(cells.reshape(F, C * FOLD * FOLD, H // FOLD, W // FOLD))
+    return functional.pixel_unshuffle(picture, FOLD)
 
 
 def is_pose(matrix: NDArray[np.float64], *, tolerance: float = 1e-3) -> bool:

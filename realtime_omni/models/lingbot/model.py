@@ -274,8 +274,8 @@ class LingBot:
             for held in script:
                 after = move(after, held)
                 poses.append(after.pose)
-        picture = rays(motions(camera.pose, poses), intrinsics, height, width)
-        return after, torch.from_numpy(fold(picture)).to(device=self._device, dtype=self._dtype)
+        picture = rays(motions(camera.pose, poses), intrinsics, height, width, device=self._device)
+        return after, fold(picture).to(self._dtype)
 
     def _camera_cache(self, cameras: Sequence[Tensor]) -> tuple[KeysValues, ...] | None:
         if not self.network.config.camera_channels or not cameras:

@@ -59,7 +59,7 @@ def dense_block(model: Any, clean: list[torch.Tensor], chunk: int, text: Any, se
     """One block, with the keys and values of every earlier block computed anew from its clean latents."""
     settings = model.settings
     history: list[dict[int, tuple[torch.Tensor, torch.Tensor]]] = []
-    still = torch.from_numpy(still_camera(model)).to(torch.float64)[None]
+    still = still_camera(model).to(torch.float64)[None]
     camera = model.network.camera_cache(still)
     empty = torch.zeros(FRAMES, 8, *model.latent_shape[2:])
 
@@ -101,7 +101,7 @@ def dense_block(model: Any, clean: list[torch.Tensor], chunk: int, text: Any, se
     return x0
 
 
-def still_camera(model: Any) -> np.ndarray:
+def still_camera(model: Any) -> torch.Tensor:
     height, width = model.settings.height, model.settings.width
     motion = motions(np.eye(4), [np.eye(4)] * FRAMES)
     return fold(rays(motion, default_intrinsics(height, width), height, width))
