@@ -40,7 +40,7 @@ TINY = Pi0Config(
 
 class GeometryOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scale: Literal["full", "tiny"] = "full"
-    speed: Speed = "plain"
+    speed: Speed = "auto"
 
 
 class WordTokenizer:

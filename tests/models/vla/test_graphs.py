@@ -6,18 +6,22 @@ from __future__ import annotations
 import gc
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from models.vla import tiny
+from models.vla.test_serving import FAMILIES, actions, build, joined, serve
+from realtime_omni.engine import commands as c
 from realtime_omni.models.common.vla.attention import PrefixKV
 from realtime_omni.models.common.vla.decoder import gelu
 from realtime_omni.models.common.vla.flow import Velocity
-from realtime_omni.models.common.vla.graphs import GraphStages, compile_layers, fuse
+from realtime_omni.models.common.vla.graphs import GraphStages, compile_layers, fuse, open_stages
 from realtime_omni.models.common.vla.network import FlowNetwork, PolicyInputs, encode, picture_features, sample
 from realtime_omni.models.common.vla.stages import Stages
+from realtime_omni.session.values import SessionId
 
 CPU = torch.device("cpu")
 
@@ -170,3 +174,33 @@ def test_layers_compile_without_a_break(network: FlowNetwork, monkeypatch: pytes
     fuse(network)
     compile_layers(network)
     assert gap(sample(network, encode(network, ROWS[1]), tiny.noise()), plain) <= 1e-5
+
+
+def test_the_speed_follows_the_device_unless_it_is_named(network: FlowNetwork) -> None:
+    assert type(open_stages(network, CPU, tiny.CAMERAS, "auto")) is Stages
+    assert type(open_stages(network, CPU, tiny.CAMERAS, "plain")) is Stages
+    assert type(open_stages(network, CPU, tiny.CAMERAS, "graphs")) is GraphStages
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_policy_serves_captured_stages(name: str) -> None:
+    """Through the engine: joining rows, other prompts and cameras, a true Jacobian that runs plainly."""
+    model, plain_model = (build(name, speed=speed, rtc={"mode": "vjp"}) for speed in ("graphs", "plain"))
+    served = [serve(one, *"abc") for one in (model, plain_model)]
+    for turn in range(2):
+        seen = {
+            n: joined(model, 3 * turn + i, 2 * turn, turn - 1 if turn else None, cameras=1 + i)
+            for i, n in enumerate("abc")
+        }
+        chunks = []
+        for engine in served:
+            tickets = []
+            for session, one in seen.items():
+                tickets.append(engine.send(c.Next(ticket=0, session_id=SessionId(session), observation=one)))
+                engine.cycle(3)
+            engine.rest()
+            chunks.append([actions(engine.result(ticket)) for ticket in tickets])
+        for ours, theirs in zip(*chunks, strict=True):
+            np.testing.assert_allclose(
+                ours, theirs, atol=1e-4
+            )  # the pull to the old chunk makes rounding five times larger

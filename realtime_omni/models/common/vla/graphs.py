@@ -55,15 +55,15 @@ ALIGNMENT = 16
 WARM_UPS = 3
 """Runs before a capture, in which libraries choose kernels and compilers compile."""
 
-Speed = Literal["plain", "graphs", "compiled"]
+Speed = Literal["auto", "plain", "graphs", "compiled"]
 Weigh = Callable[[Tensor, Tensor, float, torch.dtype], Tensor]
 Graph = TypeVar("Graph", bound="PictureGraph | PrefixGraph | StepGraph")
 
 
 def open_stages(network: FlowNetwork, device: torch.device, cameras: int, speed: Speed) -> Stages:
     """The stages in one of three speeds: ``plain``; ``graphs``: fused projections and captured stages; ``compiled``: the same
-    with compiled layers, which takes a compiler and about a minute at the start."""
-    if speed == "plain":
+    with compiled layers, which takes a compiler and about a minute at the start. ``auto``: graphs where there are any."""
+    if speed == "plain" or (speed == "auto" and device.type != "cuda"):
         return Stages(network, device)
     fuse(network)
     if speed == "compiled":

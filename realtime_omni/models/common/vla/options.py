@@ -71,7 +71,7 @@ class VLAOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     robot: RobotOptions | None = None
     rtc: RtcOptions = RtcOptions()
     reuse: bool = True
-    speed: Speed = "plain"
+    speed: Speed = "auto"
     cache_mib: Annotated[int, Meta(ge=0, le=1 << 20)] = 256
 
     def folder(self) -> Path:
