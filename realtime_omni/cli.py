@@ -86,12 +86,6 @@ def serve(
 
 
 @bench_app.command(context_settings=PASS_THROUGH)
-def lingbot(context: typer.Context) -> None:
-    """LingBot-World's dimensions with random weights, in process: `realtime-omni bench lingbot --help` lists the flags."""
-    _exit_with(_module("realtime_omni.bench.lingbot").main(context.args))
-
-
-@bench_app.command(context_settings=PASS_THROUGH)
 def world(context: typer.Context) -> None:
     """Many sessions on a world model: `realtime-omni bench world --help` lists the flags."""
     _exit_with(_module("realtime_omni.bench.world").main(context.args))

@@ -11,7 +11,9 @@ Definitions (milliseconds):
 - ``first_audio_ms``: from the last sample of the caller's turn to the first sound of the answer, the model's own wait for the
   end of the turn included (the puppet: 500 ms of silence). Only with ``--talk``.
 - ``barge_in_stop_ms``: from the first sample of the caller's voice over the agent's to the last sound of the agent's.
-- ``gaps``: pieces that came more than two frames after the one before. ``rtf``: the engine's time in ticks per second.
+- ``gaps``: pieces that came more than two frames after the one before.
+- ``rtf``: processor time of the server (in process: of everything) per second and call.
+- ``rss_mb_per_call``: what the server's resident memory grew by over the run, divided by the calls.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +40,28 @@ from realtime_omni.session.frame import Configure, Turns
 
 WARM_FRAMES = 25
 """Two seconds: every call has begun."""
+FRAME_S = 0.08
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process has used, from ``/proc``."""
+
+    cpu_s: float
+    rss_mb: float
+
+    @classmethod
+    def of(cls, pid: int) -> Usage:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        ticks = int(fields[11]) + int(fields[12])
+        return cls(ticks / os.sysconf("SC_CLK_TCK"), int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / 2**20)
+
+    def since(self, pid: int, calls: int, seconds: float) -> dict[str, float]:
+        now = Usage.of(pid)
+        return {
+            "rtf": round((now.cpu_s - self.cpu_s) / (calls * seconds), 5),
+            "rss_mb_per_call": round((now.rss_mb - self.rss_mb) / calls, 3),
+        }
 
 
 async def in_process(args: argparse.Namespace) -> dict[str, Any]:
@@ -46,6 +72,7 @@ async def in_process(args: argparse.Namespace) -> dict[str, Any]:
         for call in opened:
             call.direct(Configure(turns=Turns(mode="client")))
         frame_s = calls.spec.frame_ms / 1000
+        used = Usage.of(os.getpid())
         async with asyncio.TaskGroup() as group:
             for number, call in enumerate(opened):
                 group.create_task(_send(call, args.frames, frame_s * number / args.calls))
@@ -54,6 +81,7 @@ async def in_process(args: argparse.Namespace) -> dict[str, Any]:
             before, began_s = manager.statistics(), time.perf_counter()
         after, spent_s = manager.statistics(), time.perf_counter() - began_s
         ticks = [call.duplex.settled_frames for call in opened]
+        cost = used.since(os.getpid(), args.calls, args.frames * frame_s)
     wrong = [f"{args.frames} frames became {n} ticks" for n in ticks if abs(n - args.frames) > 3][:3]
     return {
         "valid": not wrong,
@@ -62,6 +90,7 @@ async def in_process(args: argparse.Namespace) -> dict[str, Any]:
         "tick_lateness_ms": summary(calls.lateness_ms, 0.5, 0.99),
         "ticks_per_s": round((after.chunks_committed - before.chunks_committed) / spent_s, 1),
         "mean_batch": round(after.mean_batch, 2),
+        **cost,
     }
 
 
@@ -76,13 +105,15 @@ async def _send(call: Call, frames: int, phase_s: float) -> None:
 
 async def over_sockets(args: argparse.Namespace) -> dict[str, Any]:
     """The whole way: sockets, JSON, base64, resampling."""
-    with server(args) as (url, _, _):
+    with server(args) as (url, pid, _):
         command = [sys.executable, "-m", "realtime_omni.bench.callers"]
         command += ["--url", f"ws://{url}/v1/live/sessions", "--calls", str(args.calls)]
         command += ["--frames", str(args.frames), "--warm", str(WARM_FRAMES), *(["--talk"] if args.talk else [])]
         command += ["--speech", *args.speech] if args.speech else []
+        used = Usage.of(pid)
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         output, _ = await process.communicate()
+        cost = used.since(pid, args.calls, args.frames * FRAME_S)
     if process.returncode:
         raise SystemExit("the callers failed")
     record = json.loads(output)
@@ -96,6 +127,7 @@ async def over_sockets(args: argparse.Namespace) -> dict[str, Any]:
         "barge_in_stop_ms": summary(record["barge_in_stop_ms"], 0.5, 0.95),
         "turns": record["turns"],
         "gaps": record["gaps"],
+        **cost,
     }
 
 

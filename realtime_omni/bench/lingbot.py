@@ -1,7 +1,7 @@
 """LingBot-World's real dimensions with random weights, in process: what a block costs, without a checkpoint.
 
-``realtime-omni bench lingbot --json [--scale full|small|tiny] [--device cuda] [--dtype bfloat16] [--blocks 20] [--compile]``.
-Latents only, through the engine: pages, sink and window, commits. Imports torch, numpy and msgspec, no codec, no server.
+``realtime-omni bench world --model lingbot-geometry --json [--scale full|small|tiny] [--device cuda] [--dtype bfloat16] [--blocks 20]
+[--compile]``. Latents only, through the engine: pages, sink and window, commits. Imports torch, numpy and msgspec, no codec, no server.
 
 Weights are drawn N(0, 1 / fan_in); gates of the timestep at half of that and the camera's scale and shift at a twentieth, so
 that activations stay within 0.1 to 10 over all layers, which is checked (zeros run faster and prove nothing). ``valid``: that,
@@ -287,7 +287,9 @@ def _device(device: str) -> dict[str, object]:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="realtime-omni bench lingbot", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="realtime-omni bench world --model lingbot-geometry", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--scale", choices=sorted(SCALES), default="full")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")

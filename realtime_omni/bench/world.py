@@ -266,6 +266,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> int:
+    chosen = argparse.ArgumentParser(add_help=False)
+    chosen.add_argument("--model")
+    model, others = chosen.parse_known_args(argv)
+    if model.model == "lingbot-geometry":  # no server: a bare GPU host has none of what one needs
+        from realtime_omni.bench import lingbot
+
+        return lingbot.main([argument for argument in others if argument != "--in-process"])
     args = parse(argv)
     if args.connect:
         got, seen = asyncio.run(run_load(args, args.connect, None))
