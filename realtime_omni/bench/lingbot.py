@@ -1,7 +1,9 @@
 """LingBot-World's real dimensions with random weights, in process: what a block costs, without a checkpoint.
 
-``realtime-omni bench world --model lingbot-geometry --json [--scale full|small|tiny] [--device cuda] [--dtype bfloat16] [--blocks 20]
-[--compile]``. Latents only, through the engine: pages, sink and window, commits. Imports torch, numpy and msgspec, no codec, no server.
+    realtime-omni bench world --model lingbot-geometry --json [--scale full|small|tiny] [--device cuda] [--dtype bfloat16]
+                                                              [--blocks 20] [--compile]
+
+Latents only, through the engine: pages, sink and window, commits. Imports torch, numpy and msgspec, no codec, no server.
 
 Weights are drawn N(0, 1 / fan_in); gates of the timestep at half of that and the camera's scale and shift at a twentieth, so
 that activations stay within 0.1 to 10 over all layers, which is checked (zeros run faster and prove nothing). ``valid``: that,
