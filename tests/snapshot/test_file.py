@@ -65,6 +65,13 @@ def test_what_was_saved_is_what_is_loaded(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a.safetensors"]
 
 
+def test_an_empty_tensor_is_saved_whatever_its_strides() -> None:
+    tensors = {"a": torch.ones(2), "none": torch.zeros(1).expand(0)}
+    header, back = file.from_bytes(file.to_bytes('{"x":1}', tensors))
+    assert header == '{"x":1}'
+    assert back["none"].shape == (0,)
+
+
 def test_any_safetensors_tool_opens_it(tmp_path: Path) -> None:
     SNAPSHOT.save(tmp_path / "a.safetensors")
     with safetensors.safe_open(tmp_path / "a.safetensors", "pt") as opened:
