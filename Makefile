@@ -61,9 +61,9 @@ $(STAMPS)/torch: $(STAMPS)/venv
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) install $(TORCH_ARGS) "$(TORCH_SPEC)"
 	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $@
 
-# What serving needs.
+# What serving needs; the embedded policy reads its words with the tokenizers of vla.
 $(STAMPS)/serve: $(STAMPS)/torch pyproject.toml
-	$(PIP) install --quiet -c $(STAMPS)/torch -e ".[server]"
+	$(PIP) install --quiet -c $(STAMPS)/torch -e ".[server,vla]"
 	@touch $@
 
 # What the checks need too.

@@ -25,6 +25,7 @@ CATALOG: dict[str, str] = {
     "null": "realtime_omni.models.null.model:NullWorld",
     "pi0": "realtime_omni.models.pi0.model:Pi0",
     "pi0.5": "realtime_omni.models.pi0.model:Pi05",
+    "tiny-policy": "realtime_omni.models.pi0.model:TinyPolicy",
     "smolvla": "realtime_omni.models.smolvla.model:SmolVLA",
     "voice": "realtime_omni.models.voice.model:EmbeddedVoice",
     "null-policy": "realtime_omni.models.null.policy:NullPolicy",

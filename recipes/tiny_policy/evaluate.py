@@ -1,7 +1,8 @@
 """Does the policy solve the tasks? Thousands of scenes at once, in this process.
 
-    python -m recipes.tiny_policy.evaluate recipes/tiny_policy/model [--episodes 540] [--delay 4] [--rtc auto] [--json]
-    python -m recipes.tiny_policy.evaluate recipes/tiny_policy/model --url ws://127.0.0.1:8000  # the same over a socket
+    realtime-omni eval tiny-policy [--episodes 540] [--delay 4] [--rtc trained] [--json]    # the weights of the package
+    realtime-omni eval tiny-policy --url ws://127.0.0.1:8000    # the same over a socket, of what is served there
+    python -m recipes.tiny_policy.evaluate out/model    # another checkpoint; the command takes one, too
 
 Owns: the clock of ticks, the delay, the count. Every run has the same scenes and the same noise (both by ``--seed``), so runs
 are paired: a difference is the condition's. A robot asks for a new chunk every ``EXECUTED`` ticks; the chunk is computed
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from realtime_omni.models.common.vla.policy import LoadOptions
 from realtime_omni.models.pi0.loader import load_lerobot
+from realtime_omni.models.pi0.model import TINY_POLICY
 from realtime_omni.models.pi0.network import Pi0Network
 from realtime_omni.rtc.modes import Mode, Settings, step_rule
 from realtime_omni.rtc.previous import Previous
@@ -58,6 +60,9 @@ class Conditions:
     policy: str = "checkpoint"
     tasks: tuple[int, ...] = tuple(range(len(TASKS)))
     seed: int = SEED
+
+
+DEFAULT = Conditions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,16 +233,19 @@ def measure(
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipes.tiny_policy.evaluate", description=__doc__)
-    parser.add_argument("folder", type=Path, help="the checkpoint")
-    parser.add_argument("--episodes", type=int, default=Conditions.episodes, help="spread evenly over the tasks")
+    parser = argparse.ArgumentParser(prog="realtime-omni eval tiny-policy", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "folder", type=Path, nargs="?", default=TINY_POLICY, help="a checkpoint; default: the package's"
+    )
+    parser.add_argument("--episodes", type=int, default=DEFAULT.episodes, help="spread evenly over the tasks")
     parser.add_argument("--seed", type=int, default=SEED, help="of scenes and noise; training never draws these")
     parser.add_argument("--delay", type=int, default=0, help="ticks between an observation and its chunk")
     parser.add_argument("--rtc", type=Mode, default=Mode.NONE, choices=[m for m in Mode if m is not Mode.ENSEMBLE])
     parser.add_argument("--instruction", choices=("own", "shuffled"), default="own")
     parser.add_argument("--cameras", choices=("as they are", "blank"), default="as they are")
     parser.add_argument("--policy", choices=("checkpoint", "expert", "random"), default="checkpoint")
-    parser.add_argument("--tasks", type=int, nargs="+", default=Conditions.tasks)
+    parser.add_argument("--tasks", type=int, nargs="+", default=DEFAULT.tasks)
     parser.add_argument(
         "--url", help="robots over a socket; the server then owns the weights and --rtc says what it runs"
     )

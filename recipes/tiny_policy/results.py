@@ -18,7 +18,7 @@ import torch
 
 from realtime_omni.rtc.modes import Mode
 from recipes.tiny_policy import sheet
-from recipes.tiny_policy.evaluate import Conditions, load, measure
+from recipes.tiny_policy.evaluate import DEFAULT, Conditions, load, measure
 from recipes.tiny_policy.table import TASKS
 
 DELAYS = (4, 7)  # a quarter of the horizon, and nearly half
@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="the checkpoint")
     parser.add_argument("out", type=Path)
     parser.add_argument("--episodes", type=int, default=100 * len(TASKS), help="of each run")
-    parser.add_argument("--tasks", type=int, nargs="+", default=Conditions.tasks)
+    parser.add_argument("--tasks", type=int, nargs="+", default=DEFAULT.tasks)
     args = parser.parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     write(args.folder, args.out, args.episodes, tuple(args.tasks), device)

@@ -1,6 +1,6 @@
 """A picture of episodes: a robot a row, time to the right; above the camera over the table, below the one on the wrist.
 
-python -m recipes.tiny_policy.sheet episodes.png [--model recipes/tiny_policy/model] [--tasks 0 1 4 7] [--seed 3]
+python -m recipes.tiny_policy.sheet episodes.png [--model out/model] [--tasks 0 1 4 7] [--seed 3]
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ pytest.importorskip("tokenizers")
 from realtime_omni.config import load as load_config  # noqa: E402
 from realtime_omni.manager import SessionManager  # noqa: E402
 from realtime_omni.models.common.noise import block_noise  # noqa: E402
+from realtime_omni.models.pi0.model import TINY_POLICY  # noqa: E402
 from realtime_omni.models.pi0.network import Pi0Network  # noqa: E402
 from realtime_omni.rtc.modes import Mode  # noqa: E402
 from realtime_omni.server.run import robot_backend  # noqa: E402
@@ -26,7 +28,6 @@ from recipes.tiny_policy.sockets import SocketRobots, noise_seed  # noqa: E402
 from recipes.tiny_policy.table import ACTION_DIM, STATE_DIM, new_scenes  # noqa: E402
 from server.robot_server import served  # noqa: E402
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "tiny_policy" / "serve.yaml"
 ROBOTS, SEED, DELAY = 3, 5, 4
 
 
@@ -44,14 +45,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def url(folder: Path) -> Iterator[str]:
+@contextmanager
+def serving(*overrides: str) -> Iterator[str]:
     """The server on a thread of its own: the robots' side is synchronous, as the simulator is."""
     ready, stop, found = threading.Event(), asyncio.Event(), []
     loop = asyncio.new_event_loop()
 
     async def serve() -> None:
-        config = load_config(str(RECIPE), {}, [f"options.checkpoint={folder}", "options.rtc.mode=identity"])
+        config = load_config("tiny-policy", {}, overrides)
         async with SessionManager(config=config) as manager:
             backend = robot_backend(manager)
             assert backend is not None
@@ -70,12 +71,13 @@ def url(folder: Path) -> Iterator[str]:
     loop.close()
 
 
-def test_over_the_socket_robots_get_the_chunks_of_the_network_and_the_delay_that_was_meant(url: str, folder: Path):
+def assert_same_chunks(url: str, folder: Path, mode: Mode) -> None:
+    """Three chunks of every robot, each a continuation of the one before and late, there and here."""
     scene = new_scenes(ROBOTS, torch.Generator().manual_seed(2), torch.tensor([0, 1, 7]))
     network, statistics = evaluate.load(folder, torch.device("cpu"))
-    here = evaluate.network_policy(network, statistics, Mode.IDENTITY)
+    here = evaluate.network_policy(network, statistics, mode)
     left = evaluate.nothing_left(ROBOTS, torch.device("cpu"))
-    with SocketRobots(url, ROBOTS, scene.task, SEED, TRY.vision.image_size, "as they are") as robots:
+    with SocketRobots(url, ROBOTS, scene.task, SEED, network.shape.image_size, "as they are") as robots:
         for number in range(3):
             seeds = [noise_seed(SEED, row, number) for row in range(ROBOTS)]
             noise = torch.stack([block_noise(seed, 0, 0, (HORIZON, ACTION_DIM)) for seed in seeds])
@@ -84,3 +86,13 @@ def test_over_the_socket_robots_get_the_chunks_of_the_network_and_the_delay_that
             assert torch.allclose(there, here(request), atol=1e-4)
             left = there[:, EXECUTED:]
     assert robots.delays_used == [0] * ROBOTS + [DELAY] * 2 * ROBOTS
+
+
+def test_over_the_socket_robots_get_the_chunks_of_the_network_and_the_delay_that_was_meant(folder: Path):
+    with serving(f"options.checkpoint={folder}", "options.rtc.mode=identity") as url:
+        assert_same_chunks(url, folder, Mode.IDENTITY)
+
+
+def test_the_policy_of_the_package_is_the_same_over_the_socket():
+    with serving() as url:
+        assert_same_chunks(url, TINY_POLICY, Mode.TRAINED)

@@ -10,6 +10,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 from world_page import BROWSER_ARGS, LAPTOP, PHONE, PHONE_ON_ITS_SIDE, ROOT, World, running_server
 
@@ -37,6 +38,7 @@ def take(
         if key != "w":
             page.keyboard.up(key)
     page.screenshot(path=out / f"page-{name}.png")
+    shrink(out / f"page-{name}.png")
     context.close()
 
 
@@ -59,7 +61,13 @@ def take_what_if(browser: Browser, url: str, out: Path, prompt: str | None) -> N
     page.keyboard.down("l")
     world.wait("s.branch.shownFrames > 20", 60)
     page.screenshot(path=out / "page-what-if.png")
+    shrink(out / "page-what-if.png")
     page.close()
+
+
+def shrink(file: Path) -> None:
+    """256 colours, a third of the bytes: the pictures are in every clone."""
+    Image.open(file).convert("RGB").quantize(256).save(file, optimize=True)
 
 
 def main() -> None:
