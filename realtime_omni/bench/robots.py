@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +17,26 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from realtime_omni_protocols.openpi import pack, unpack
 
-SIDE, WIDTH, HORIZON = 224, 32, 50
 SERVER_STAGES = ("queue", "decode", "images", "prefix", "denoise", "encode")
-PROMPT = "put the red block into the left tray"
+PROMPT = "put the red block in the left tray"
 PICTURES = 4
 """Different ones in turn, so that nothing is reused from one observation to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Robot:
+    """What a robot sends and gets: pictures [``side``, ``side``, 3] of ``cameras``, a state of ``state_dim`` values; chunks of
+    ``chunk`` (horizon, action channels)."""
+
+    cameras: tuple[str, ...]
+    side: int
+    state_dim: int
+    chunk: tuple[int, int]
+
+
+THREE_CAMERAS = Robot(("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"), 224, 32, (50, 32))
+TABLETOP = Robot(("top", "wrist"), 96, 5, (16, 3))
+"""tiny-policy's."""
 
 
 @dataclass(slots=True)
@@ -47,18 +62,20 @@ class Load:
     wrong: list[str] = field(default_factory=list)
 
 
-def state_of(robot: int, number: int) -> Any:
-    return np.full(WIDTH, robot + number / 1024, np.float32)
+def state_of(robot: Robot, index: int, number: int) -> Any:
+    return np.full(robot.state_dim, index + number / 1024, np.float32)
 
 
-def pictures(robot: int, number: int, cameras: Sequence[str]) -> dict[str, Any]:
-    """Noise: [224, 224, 3] per camera, another one for each of ``PICTURES`` numbers in turn."""
-    made = np.random.default_rng((robot, number % PICTURES)).integers(0, 256, (len(cameras), SIDE, SIDE, 3), np.uint8)
-    return dict(zip(cameras, made, strict=True))
+def pictures(robot: Robot, index: int, number: int) -> dict[str, Any]:
+    """Noise per camera, another one for each of ``PICTURES`` numbers in turn."""
+    shape = (len(robot.cameras), robot.side, robot.side, 3)
+    made = np.random.default_rng((index, number % PICTURES)).integers(0, 256, shape, np.uint8)
+    return dict(zip(robot.cameras, made, strict=True))
 
 
-async def drive(robots: int, chunks: int, hz: float, warm_up: int, ask: Ask, *, echoes: bool) -> Load:
-    """Run all robots; ``hz`` 0: each asks again as soon as it was answered. ``echoes``: action 0 must be the state."""
+async def drive(kind: Robot, robots: int, chunks: int, hz: float, warm_up: int, ask: Ask, *, echoes: bool) -> Load:
+    """Run ``robots`` robots of a kind. ``hz`` 0: each asks again as soon as it was answered; ``echoes``: action 0 must be the
+    state."""
     load = Load()
     began_s = time.perf_counter() + 0.05
     period_s = 1 / hz if hz else 0.0
@@ -69,7 +86,7 @@ async def drive(robots: int, chunks: int, hz: float, warm_up: int, ask: Ask, *, 
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
             answer = await ask(index, number)
             spent_s = time.perf_counter() - due_s
-            _check(load, answer.actions, state_of(index, number), echoes)
+            _check(load, kind, answer.actions, state_of(kind, index, number), echoes)
             load.chunks += 1
             if number < warm_up:
                 continue
@@ -84,9 +101,9 @@ async def drive(robots: int, chunks: int, hz: float, warm_up: int, ask: Ask, *, 
     return load
 
 
-def _check(load: Load, actions: Any, state: Any, echoes: bool) -> None:
-    if not isinstance(actions, np.ndarray) or actions.shape != (HORIZON, WIDTH) or actions.dtype != np.float32:
-        load.wrong.append("an answer is no float32 chunk [50, 32]")
+def _check(load: Load, kind: Robot, actions: Any, state: Any, echoes: bool) -> None:
+    if not isinstance(actions, np.ndarray) or actions.shape != kind.chunk or actions.dtype != np.float32:
+        load.wrong.append(f"an answer is no float32 chunk {list(kind.chunk)}")
     elif not np.isfinite(actions).all():
         load.wrong.append("an action is not finite")
     elif echoes and not np.array_equal(actions[0], state):
@@ -96,12 +113,12 @@ def _check(load: Load, actions: Any, state: Any, echoes: bool) -> None:
 class Sockets:
     """Robots over sockets, as openpi's client sends: one connection each."""
 
-    def __init__(self, url: str, cameras: Sequence[str]) -> None:
+    def __init__(self, url: str, kind: Robot) -> None:
         self._url = url
-        self._cameras = cameras
+        self._kind = kind
         self._open: dict[int, ClientConnection] = {}
         self._inside: dict[int, float] = {}
-        self._seen = {number: pictures(0, number, cameras) for number in range(PICTURES)}
+        self._seen = {number: pictures(kind, 0, number) for number in range(PICTURES)}
 
     async def __aenter__(self) -> Sockets:
         return self
@@ -115,7 +132,7 @@ class Sockets:
             self._open[robot] = await connect(self._url, compression=None, max_size=None)
             await self._open[robot].recv()
         socket = self._open[robot]
-        observation = {**self._seen[number % PICTURES], "state": state_of(robot, number), "prompt": PROMPT}
+        observation = {**self._seen[number % PICTURES], "state": state_of(self._kind, robot, number), "prompt": PROMPT}
         began_s = time.perf_counter()
         frame = pack(observation)
         packed_s = time.perf_counter()

@@ -1,7 +1,8 @@
 """``realtime-omni bench vla``: robots at a fixed rate against the policy endpoint, and beside openpi's own server.
 
-Starts the real server in a process of its own and lets robots send three 224 x 224 pictures and a state, as openpi's client
-does; ``--in-process`` leaves sockets out. Chunks are checked first: when anything was wrong, ``valid`` is false and says what.
+Starts the real server in a process of its own and lets robots send three 224 x 224 pictures and a state (tiny-policy's two
+of 96 x 96), as openpi's client does; ``--in-process`` leaves sockets out. Chunks are checked first: when anything was wrong,
+``valid`` is false and says what.
 
 Definitions (milliseconds):
 
@@ -37,13 +38,30 @@ from typing import Any
 
 from realtime_omni.bench import stock
 from realtime_omni.bench.conditions import commit, hardware, percentile, software, summary
-from realtime_omni.bench.robots import PROMPT, SERVER_STAGES, Answer, Load, Sockets, drive, pictures, state_of
+from realtime_omni.bench.robots import (
+    PICTURES,
+    PROMPT,
+    SERVER_STAGES,
+    TABLETOP,
+    THREE_CAMERAS,
+    Answer,
+    Ask,
+    Load,
+    Robot,
+    Sockets,
+    drive,
+    pictures,
+    state_of,
+)
 from realtime_omni.config import Config, load
 from realtime_omni.manager import Session, SessionManager
 from realtime_omni.session.observation import Observation
 
-CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
-MODELS = {"null": "null-policy", "pi0-geometry": "realtime_omni.bench.geometry:Pi0Geometry"}
+MODELS = {
+    "null": "null-policy",
+    "tiny-policy": "tiny-policy",
+    "pi0-geometry": "realtime_omni.bench.geometry:Pi0Geometry",
+}
 TOLERANCE, TOLERANCE_MS = 0.05, 0.2
 START_LIMIT_S = 300.0
 
@@ -52,10 +70,17 @@ def overrides(args: argparse.Namespace, policy_ms: float) -> list[str]:
     """The recipe of the bench: all cameras there, room for every robot."""
     given = [f"session.max_sessions={max(args.robots, 8)}", f"kv.requested_sessions={max(args.robots, 8)}"]
     given += [f"engine.max_batch={max(args.robots, 8)}", f"device={args.device}", f"dtype={args.dtype}"]
-    given += ["deploy.cameras=[{name: base_0_rgb}, {name: left_wrist_0_rgb}, {name: right_wrist_0_rgb}]"]
+    if args.policy == "tiny-policy":  # its recipe names its cameras
+        given.append("options.cache_mib=0")  # the few pictures of the bench come again, a robot's do not
+    else:
+        given.append(f"deploy.cameras=[{', '.join(f'{{name: {name}}}' for name in THREE_CAMERAS.cameras)}]")
     if args.policy == "null":
         given += [f"options.policy_ms={policy_ms}"]
     return [*given, *args.set]
+
+
+def robot_of(policy: str) -> Robot:
+    return TABLETOP if policy == "tiny-policy" else THREE_CAMERAS
 
 
 # -- over sockets ------------------------------------------------------------------------------------------------------
@@ -112,13 +137,18 @@ def _is_healthy(port: int) -> bool:
 
 
 async def over_sockets(args: argparse.Namespace, url: str) -> Load:
-    async with Sockets(url, CAMERAS) as robots:
-        return await drive(args.robots, args.chunks, args.hz, args.warm_up, robots.ask, echoes=args.policy == "null")
+    async with Sockets(url, robot_of(args.policy)) as robots:
+        return await measured(args, robots.ask)
+
+
+async def measured(args: argparse.Namespace, ask: Ask) -> Load:
+    kind = robot_of(args.policy)
+    return await drive(kind, args.robots, args.chunks, args.hz, args.warm_up, ask, echoes=args.policy == "null")
 
 
 async def against_stock(ours: str, theirs: str, rounds: int) -> tuple[list[float], list[float]]:
     """Round trips of one robot, in turns of ten, so that whatever else the machine does falls on both."""
-    async with Sockets(ours, CAMERAS) as mine, Sockets(theirs, CAMERAS) as stocks:
+    async with Sockets(ours, THREE_CAMERAS) as mine, Sockets(theirs, THREE_CAMERAS) as stocks:
         taken: tuple[list[float], list[float]] = ([], [])
         for turn in range(2 * rounds // 10):
             robots, kept = ((mine, taken[0]), (stocks, taken[1]))[turn % 2]
@@ -135,11 +165,12 @@ async def against_stock(ours: str, theirs: str, rounds: int) -> tuple[list[float
 
 async def in_process(args: argparse.Namespace, config: Config) -> Load:
     async with SessionManager(config=config) as manager, _sessions(manager, args.robots) as sessions:
-        seen = {number: pictures(0, number, CAMERAS) for number in range(4)}
+        kind = robot_of(args.policy)
+        seen = {number: pictures(kind, 0, number) for number in range(PICTURES)}
 
         async def ask(robot: int, number: int) -> Answer:
             observation = Observation(
-                images=seen[number % 4], state=state_of(robot, number), prompt=PROMPT, seed=number
+                images=seen[number % PICTURES], state=state_of(kind, robot, number), prompt=PROMPT, seed=number
             )
             began_s = time.perf_counter()
             chunk = await sessions[robot].act(observation)
@@ -149,7 +180,7 @@ async def in_process(args: argparse.Namespace, config: Config) -> Load:
             stages = {**begun, **timings.stages_ms, "total_ms": total_ms}
             return Answer(chunk.artifacts["actions"].data, stages)
 
-        return await drive(args.robots, args.chunks, args.hz, args.warm_up, ask, echoes=args.policy == "null")
+        return await measured(args, ask)
 
 
 @contextlib.asynccontextmanager
@@ -181,6 +212,7 @@ def stages(got: Load) -> tuple[dict[str, float | None], float | None, float]:
 
 def report(args: argparse.Namespace, got: Load, ratio: Mapping[str, Any]) -> dict[str, Any]:
     shown, share, rest_ms = stages(got)
+    kind = robot_of(args.policy)
     wrong = list(got.wrong)
     if got.chunks != args.robots * args.chunks:
         wrong.append(f"{got.chunks} chunks came, {args.robots * args.chunks} were due")
@@ -202,7 +234,10 @@ def report(args: argparse.Namespace, got: Load, ratio: Mapping[str, Any]) -> dic
                 "robots": args.robots,
                 "hz": args.hz or None,
                 "chunks_per_robot": args.chunks,
-                "observation": "three pictures of 224 x 224, raw; state of 32; another picture every time",
+                "observation": (
+                    f"{len(kind.cameras)} pictures of {kind.side} x {kind.side}, raw; state of {kind.state_dim};"
+                    " another picture every time"
+                ),
                 "transport": "in process" if args.in_process else "WebSocket over loopback, openpi's reply",
             },
             "warm_up_chunks_per_robot": args.warm_up,

@@ -19,7 +19,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,8 @@ class Conditions:
 
 
 DEFAULT = Conditions()
+FLEET = 63
+"""Robots at once on a server, seven for each task; the recipe has room for 64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,10 @@ class Outcome:
     success: Tensor
     ticks: Tensor
     jumps: Tensor
+
+    @staticmethod
+    def joined(parts: Sequence[Outcome]) -> Outcome:
+        return Outcome(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Outcome)))
 
 
 def run(scene: Scene, ask: Ask, *, delay: int, generator: torch.Generator, scale: Tensor) -> Outcome:
@@ -217,19 +223,33 @@ def measure(
     shuffling = torch.Generator(device=device).manual_seed(asked.seed)
     words = shuffled(task, shuffling) if asked.instruction == "shuffled" else task
 
-    def episodes(ask: Ask) -> Outcome:
-        return run(scene, ask, delay=asked.delay, generator=generator, scale=statistics.action_std[:2])
+    def episodes(ask: Ask, rows: slice = slice(None)) -> Outcome:
+        return run(scene[rows], ask, delay=asked.delay, generator=generator, scale=statistics.action_std[:2])
 
     if url is not None:
-        from recipes.tiny_policy.sockets import SocketRobots
-
-        with SocketRobots(url, len(task), words, asked.seed, network.shape.image_size, asked.cameras) as robots:
-            outcome = episodes(robots.ask)
+        outcome = Outcome.joined(
+            [
+                _fleet(url, words, first, asked, network.shape.image_size, episodes)
+                for first in range(0, len(scene), FLEET)
+            ]
+        )
     else:
         here = ask or network_policy(network, statistics, asked.rtc, cameras=asked.cameras, task=words)
         outcome = episodes({"expert": expert_policy, "random": random_policy}.get(asked.policy, here))
     conditions = {name: getattr(asked, name) for name in ("delay", "rtc", "instruction", "cameras", "policy", "seed")}
     return report(scene, outcome, {**conditions, "over": "socket" if url else device.type})
+
+
+def _fleet(
+    url: str, words: Tensor, first: int, asked: Conditions, size: int, episodes: Callable[[Ask, slice], Outcome]
+) -> Outcome:
+    """The episodes of up to ``FLEET`` robots from number ``first`` on, each on a connection of its own."""
+    from recipes.tiny_policy.sockets import SocketRobots
+
+    rows = slice(first, first + FLEET)
+    task = words[rows]
+    with SocketRobots(url, len(task), task, asked.seed, size, asked.cameras, first=first) as robots:
+        return episodes(robots.ask, rows)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,10 +6,11 @@ python -m recipes.tiny_policy.sheet episodes.png [--model out/model] [--tasks 0 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from realtime_omni.rtc.modes import Mode
@@ -17,9 +18,9 @@ from recipes.tiny_policy.evaluate import Ask, expert_policy, load, network_polic
 from recipes.tiny_policy.pictures import pictures
 from recipes.tiny_policy.policy import Request
 from recipes.tiny_policy.shape import EXECUTED, HORIZON
-from recipes.tiny_policy.table import ACTION_DIM, Scene, new_scenes, step
+from recipes.tiny_policy.table import ACTION_DIM, INSTRUCTIONS, Scene, new_scenes, step
 
-GAP = 4  # pixels between pictures
+GAP, CAPTION = 4, 16  # pixels between pictures, and for the words above a robot
 
 
 def episode_frames(scene: Scene, ask: Ask, generator: torch.Generator, columns: int, every: int, size: int) -> Tensor:
@@ -35,16 +36,21 @@ def episode_frames(scene: Scene, ask: Ask, generator: torch.Generator, columns: 
     return torch.stack(shown, dim=1)
 
 
-def sheet(frames: Tensor) -> Image.Image:
-    """Pictures [B, columns, 2, 3, S, S] on white."""
+def sheet(frames: Tensor, captions: Sequence[str]) -> Image.Image:
+    """Pictures [B, columns, 2, 3, S, S] on white, a caption above each robot's."""
     rows, columns, cameras, _, size, _ = frames.shape
-    canvas = torch.full((rows * (cameras * (size + GAP) + GAP), columns * (size + GAP), 3), 255, dtype=torch.uint8)
+    height, pitch = CAPTION + cameras * (size + GAP) + GAP, size + GAP
+    canvas = torch.full((rows * height, columns * pitch, 3), 255, dtype=torch.uint8)
     for row in range(rows):
         for column in range(columns):
             for camera in range(cameras):
-                top, left = row * (cameras * (size + GAP) + GAP) + camera * (size + GAP), column * (size + GAP)
+                top, left = row * height + CAPTION + camera * pitch, column * pitch
                 canvas[top : top + size, left : left + size] = frames[row, column, camera].permute(1, 2, 0)
-    return Image.fromarray(canvas.numpy())
+    image = Image.fromarray(canvas.numpy())
+    draw = ImageDraw.Draw(image)
+    for row, caption in enumerate(captions):
+        draw.text((GAP, row * height), caption, fill="black", font_size=12)
+    return image.quantize(256)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -63,7 +69,8 @@ def main(argv: list[str] | None = None) -> None:
     if args.model is not None:
         network, statistics = load(args.model, torch.device("cpu"))
         ask = network_policy(network, statistics, Mode.NONE)
-    sheet(episode_frames(scene, ask, generator, args.columns, args.every, args.size)).save(args.file, optimize=True)
+    frames = episode_frames(scene, ask, generator, args.columns, args.every, args.size)
+    sheet(frames, [INSTRUCTIONS[task] for task in args.tasks]).save(args.file, optimize=True)
 
 
 if __name__ == "__main__":

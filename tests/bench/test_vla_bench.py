@@ -8,14 +8,18 @@ import numpy as np
 import pytest
 
 from realtime_omni.bench import stock, vla
-from realtime_omni.bench.robots import Answer, drive, state_of
+from realtime_omni.bench.robots import THREE_CAMERAS, Answer, drive, state_of
 from realtime_omni.models.null.policy import NullPolicy
 
 KEYS = {"conditions", "valid", "latency_ms", "stages_ms", "deadline_misses", "ratio_to_stock"}
 
 
 @pytest.mark.req("AC-50")
-@pytest.mark.parametrize("policy", [[], ["--policy", "pi0-geometry", "--set", "options.scale=tiny"]])
+@pytest.mark.parametrize(
+    "policy",
+    [[], ["--policy", "pi0-geometry", "--set", "options.scale=tiny"], ["--policy", "tiny-policy"]],
+    ids=["null", "pi0-geometry", "tiny-policy"],
+)
 def test_in_process_says_its_conditions_and_every_stage(policy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--json", "--in-process", "--robots", "2", "--chunks", "8", "--hz", "0", "--warm-up", "2", *policy]
     vla.main(arguments)
@@ -55,13 +59,13 @@ async def test_wrong_chunks_are_not_valid() -> None:
     async def ask(robot: int, number: int) -> Answer:
         return Answer(next(answers), {})
 
-    load = await drive(1, 3, 0, 0, ask, echoes=True)
+    load = await drive(THREE_CAMERAS, 1, 3, 0, 0, ask, echoes=True)
     assert load.wrong == ["an answer is no float32 chunk [50, 32]", "an action is not finite"]
-    assert np.array_equal(state_of(0, 0), np.zeros(32, np.float32))
+    assert np.array_equal(state_of(THREE_CAMERAS, 0, 0), np.zeros(32, np.float32))
 
 
 def test_the_policy_behind_openpis_server_answers_as_ours() -> None:
     policy = NullPolicy().options
-    chunk = stock.StockNullPolicy(0).infer({"state": state_of(1, 2)})["actions"]
+    chunk = stock.StockNullPolicy(0).infer({"state": state_of(THREE_CAMERAS, 1, 2)})["actions"]
     assert chunk.shape == (policy.horizon, policy.action_dim)
-    np.testing.assert_array_equal(chunk[3], state_of(1, 2) + 3)
+    np.testing.assert_array_equal(chunk[3], state_of(THREE_CAMERAS, 1, 2) + 3)
