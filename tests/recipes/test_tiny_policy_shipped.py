@@ -48,9 +48,9 @@ def test_the_recipe_serves_it_and_says_what_it_is():
 
 def test_an_episode_of_every_task_is_solved_and_none_blindly(capsys: pytest.CaptureFixture[str]):
     assert measured(capsys, tuple(range(len(TASKS))))["success_rate"] == 1.0
-    assert measured(capsys, (0, 1, 7), "--cameras", "blank")["success_rate"] == 0.0
+    assert measured(capsys, (0, 4), "--cameras", "blank")["success_rate"] == 0.0
 
 
 def test_chunks_that_come_late_solve_it_too(capsys: pytest.CaptureFixture[str]):
-    late = measured(capsys, (0, 4, 7), "--delay", str(EXECUTED - 1), "--rtc", "trained")
+    late = measured(capsys, (0, 7), "--delay", str(EXECUTED - 1), "--rtc", "trained")
     assert late["success_rate"] == 1.0
