@@ -7,6 +7,7 @@ Source of the names and of the 7B values: kyutai's published configurations.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,83 @@ MOSHI_7B = LMConfig(
     depformer_num_layers=6,
     depformer_dim_feedforward=4224,
 )
+
+
+class MimiConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of the codec. ``ratios``: upsampling factors of the decoder, in its order; ``hidden``: of the transformers' layers;
+    ``context``: positions that attention reaches back, of which there are ``per_frame`` in a frame; ``bins``: codes of one of
+    the ``codebooks`` that the quantizer has."""
+
+    dimension: int = 512
+    filters: int = 64
+    ratios: tuple[int, ...] = (8, 6, 5, 4)
+    kernel: int = 7
+    residual_kernel: int = 3
+    last_kernel: int = 3
+    compress: int = 2
+    heads: int = 8
+    layers: int = 8
+    hidden: int = 2048
+    context: int = 250
+    max_period: float = 10_000
+    codebooks: int = 32
+    bins: int = 2048
+    codebook_dim: int = 256
+    sample_rate: int = 24_000
+    frame_rate: float = 12.5
+
+    @property
+    def frame_samples(self) -> int:
+        return round(self.sample_rate / self.frame_rate)
+
+    @property
+    def per_frame(self) -> int:
+        return self.frame_samples // math.prod(self.ratios)
+
+    @property
+    def head_dim(self) -> int:
+        return self.dimension // self.heads
+
+
+def mimi_config(raw: Mapping[str, Any]) -> MimiConfig:
+    """From the keys of kyutai's ``mimi_config.json``. Raises ConfigError for another network."""
+    try:
+        seanet, transformer, quantizer = raw["seanet"], raw["transformer"], raw["quantizer"]
+        wrong = [
+            name
+            for name, fits in (
+                ("seanet", seanet["n_residual_layers"] == 1 and seanet["true_skip"] and seanet["norm"] == "none"),
+                ("seanet.pad_mode", seanet["pad_mode"] == "constant" and seanet["activation"] == "ELU"),
+                ("transformer", transformer["gating"] == "none" and transformer["norm"] == "layer_norm"),
+                ("transformer.d_model", transformer["d_model"] == seanet["dimension"]),
+                ("transformer.positional_embedding", transformer["positional_embedding"] == "rope"),
+            )
+            if not fits
+        ]
+        if wrong:
+            raise ConfigError(f"mimi_config.json describes another codec: {', '.join(wrong)}", path="mimi_config.json")
+        return MimiConfig(
+            dimension=seanet["dimension"],
+            filters=seanet["n_filters"],
+            ratios=tuple(seanet["ratios"]),
+            kernel=seanet["kernel_size"],
+            residual_kernel=seanet["residual_kernel_size"],
+            last_kernel=seanet["last_kernel_size"],
+            compress=seanet["compress"],
+            heads=transformer["num_heads"],
+            layers=transformer["num_layers"],
+            hidden=transformer["dim_feedforward"],
+            context=transformer["context"],
+            max_period=transformer["max_period"],
+            codebooks=quantizer["n_q"],
+            bins=quantizer["bins"],
+            codebook_dim=quantizer["dimension"],
+            sample_rate=raw["sample_rate"],
+            frame_rate=raw["frame_rate"],
+        )
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"mimi_config.json lacks {error}", path="mimi_config.json") from None
+
 
 _EXPECTED: Mapping[str, object] = {
     "causal": True,

@@ -1,8 +1,9 @@
 """Checkpoints into the networks: kyutai's and NVIDIA's safetensors, or a refusal that lists every name that does not fit.
 
 Parameters that hold every depth step one above the other are stored in one of two ways: a tensor per step
-(``in_projs.3.weight``) or all steps in one (``in_proj_weight``). PersonaPlex can predict both speakers' codebooks; where its file has attention weights
-of the first half of the depth steps only, they serve for the second half, too (as in NVIDIA's loader).
+(``in_projs.3.weight``) or all steps in one (``in_proj_weight``). PersonaPlex can predict both speakers' codebooks; where its
+file has attention weights of the first half of the depth steps only, they serve for the second half, too (as in NVIDIA's
+loader).
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
 from realtime_omni.models.common.vla.weights import Names, match_names, shapes_in
+from realtime_omni.models.moshi.mimi import Mimi
 from realtime_omni.models.moshi.network import MoshiLM
 
 _LM_NAMES = (
@@ -123,3 +126,100 @@ def _rows_of(name: str, network: MoshiLM) -> int:
 
 def _slot(tensor: Tensor, slot: int | None, held: int) -> Tensor:
     return tensor if slot is None else tensor.view(held, -1, *tensor.shape[1:])[slot]
+
+
+def load_mimi(network: Mimi, file: Path, *, device: torch.device | str) -> None:
+    """Fill the codec with float32 numbers; codebooks that are not used are left out. Raises ConfigError as :func:`load_lm`."""
+    stored = shapes_in(file)
+    names = _mimi_names(network)
+    tables = {name: rows for name, rows in names.items() if not isinstance(rows, str)}
+    wanted = {
+        stored: tuple(network.get_parameter(name).shape) for name, stored in names.items() if isinstance(stored, str)
+    }
+    bins, dim = network.config.bins, network.config.codebook_dim
+    for prefixes in tables.values():
+        for prefix in prefixes:
+            wanted |= {prefix + "embedding_sum": (bins, dim), prefix + "cluster_usage": (bins,)}
+    flat = {name: _pointwise(shape, wanted.get(_MIMI.of(name))) for name, shape in stored.items()}
+    found = match_names(flat, _MIMI, wanted, file.name)
+    parameters = {}
+    with safe_open(file, "pt") as tensors:
+        for name, parameter in network.named_parameters():
+            source = names[name]
+            if isinstance(source, str):
+                tensor = tensors.get_tensor(found[source]).float().reshape(parameter.shape)
+            else:
+                tensor = torch.stack([_centres(tensors, found, prefix) for prefix in source])
+            parameters[name] = tensor.to(device)
+    replace_parameters(network, parameters)
+
+
+_MIMI = Names(
+    rules=(
+        (r"\.in_proj(_weight|\.weight)$", ".in_projs.0.weight"),
+        (r"\.out_proj\.weight$", ".out_projs.0.weight"),
+        (r"\._codebook\.embed_sum$", "._codebook.embedding_sum"),
+        (r"\._codebook\.cluster_size$", "._codebook.cluster_usage"),
+    ),
+    ignored=(r"quantizer\..*\._codebook\..*",),
+)
+_MIMI_LAYER = {
+    "norm1": "norm1.weight",
+    "norm1_bias": "norm1.bias",
+    "norm2": "norm2.weight",
+    "norm2_bias": "norm2.bias",
+    "qkv": "self_attn.in_projs.0.weight",
+    "out": "self_attn.out_projs.0.weight",
+    "up": "linear1.weight",
+    "down": "linear2.weight",
+    "scale1": "layer_scale_1.scale",
+    "scale2": "layer_scale_2.scale",
+}
+_USED_AT_LEAST = 1e-5
+"""Of an entry's share, by which its sum is divided."""
+
+
+def _mimi_names(network: Mimi) -> dict[str, str | list[str]]:
+    """Our names to kyutai's; a quantizer's tables to the prefixes of its codebooks."""
+    out: dict[str, str | list[str]] = {}
+    for name, _ in network.named_parameters():
+        side, _, rest = name.partition(".")
+        match rest.split("."):
+            case ["tables"]:
+                rvq, count = ("rvq_first", 1) if side == "semantic" else ("rvq_rest", network.count - 1)
+                out[name] = [f"quantizer.{rvq}.vq.layers.{i}._codebook." for i in range(count)]
+            case [("inputs" | "outputs") as way]:
+                rvq = "rvq_first" if side == "semantic" else "rvq_rest"
+                out[name] = f"quantizer.{rvq}.{way[:-1]}_proj.weight"
+            case ["resample", leaf]:
+                out[name] = (
+                    f"downsample.conv.conv.conv.{leaf}"
+                    if side == "encoder"
+                    else f"upsample.convtr.convtr.convtr.{leaf}"
+                )
+            case ["transformer", "layers", index, part]:
+                out[name] = f"{side}_transformer.transformer.layers.{index}.{_MIMI_LAYER[part]}"
+            case [("first" | "last") as end, leaf]:
+                place = 0 if end == "first" else 3 * len(network.config.ratios) + 2
+                out[name] = f"{side}.model.{place}.conv.conv.{leaf}"
+            case ["strided", index, leaf]:
+                kind = "conv.conv" if side == "encoder" else "convtr.convtr"
+                out[name] = f"{side}.model.{3 * int(index) + (3 if side == 'encoder' else 2)}.{kind}.{leaf}"
+            case ["residuals", index, part, leaf]:
+                place = 3 * int(index) + (1 if side == "encoder" else 3)
+                out[name] = f"{side}.model.{place}.block.{1 if part == 'narrow' else 3}.conv.conv.{leaf}"
+            case _:
+                raise AssertionError(f"no stored name for {name}")
+    return out
+
+
+def _centres(tensors: Any, found: Mapping[str, str], prefix: str) -> Tensor:
+    """The entries of a codebook: running sums over running shares."""
+    total: Tensor = tensors.get_tensor(found[prefix + "embedding_sum"]).float()
+    share: Tensor = tensors.get_tensor(found[prefix + "cluster_usage"]).float()
+    return total / share.clamp_min(_USED_AT_LEAST)[:, None]
+
+
+def _pointwise(shape: tuple[int, ...], wanted: tuple[int, ...] | None) -> tuple[int, ...]:
+    """A kernel [out, in, 1] serves as a matrix."""
+    return shape[:2] if wanted is not None and len(wanted) == 2 and len(shape) == 3 and shape[2] == 1 else shape
