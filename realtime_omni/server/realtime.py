@@ -26,7 +26,10 @@ from realtime_omni.server.realtime_session import RealtimeSession, RealtimeSessi
 from realtime_omni.server.realtime_words import profile_of
 from realtime_omni.server.transport import StarletteTransport, TransportLost
 from realtime_omni.server.voice import VoiceHub
+from realtime_omni_protocols.envelope import check_depth
+from realtime_omni_protocols.errors import WireError
 from realtime_omni_protocols.realtime import DUPLEX_PATH, PATH, RealtimeClose, RealtimeCode, RealtimeError, encode
+from realtime_omni_protocols.realtime.items import MAX_FRAME_BYTES
 from realtime_omni_protocols.realtime.server_events import ErrorBody, SessionReplaced, SessionResumed
 from realtime_omni_protocols.realtime.session import convert, initial, shown_session, updated
 from realtime_omni_protocols.world_server import TokenBucket
@@ -35,6 +38,8 @@ SUBPROTOCOL = "realtime"
 """What browsers offer beside the one that carries their key."""
 BYTES_PER_MESSAGE = 256 * 1024
 """A frame counts as so many messages more."""
+MAX_DIGITS = 18
+"""Of an event's number."""
 
 
 class RealtimeConnection:
@@ -123,17 +128,28 @@ def add_realtime_routes(app: FastAPI, hub: VoiceHub, keys: ClientSecrets) -> Non
     async def client_secrets(request: Request) -> Response:
         profile = profile_of(hub.spec, mint("sess"), hub.model, None)
         try:
-            body = msgspec.json.decode(await request.body() or b"{}")
-            asked = convert(body, _SecretRequest, "")
+            text = (await _body(request)).decode() or "{}"
+            check_depth(text)
+            asked = convert(msgspec.json.decode(text), _SecretRequest, "")
             config = updated(initial(profile), asked.session, profile, voice_fixed=False)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, WireError):
             return _refused(400, RealtimeError(RealtimeCode.INVALID_JSON, "the body is a JSON object"))
         except RealtimeError as error:
-            return _refused(400, error)
+            return _refused(413 if error.code is RealtimeCode.TOO_LARGE else 400, error)
         seconds = asked.expires_after.seconds
         value = keys.mint(asked.session, hub.clock.now_s(), seconds)
         shown = msgspec.to_builtins(shown_session(config, profile))
         return JSONResponse({"value": value, "expires_at": int(time.time()) + seconds, "session": shown})
+
+
+async def _body(request: Request) -> bytes:
+    """What was posted. Raises RealtimeError ``message_too_large`` without reading the rest."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_FRAME_BYTES:
+            raise RealtimeError(RealtimeCode.TOO_LARGE, f"the body has at most {MAX_FRAME_BYTES} bytes")
+    return body
 
 
 async def _serve(sessions: RealtimeSessions, keys: ClientSecrets, socket: WebSocket, *, duplex: bool) -> None:
@@ -167,7 +183,8 @@ async def _resume(sessions: RealtimeSessions, socket: WebSocket) -> None:
     """Go on where a connection was lost, for who has the session's latest token."""
     query = socket.query_params
     session, last = sessions.get(query["session_id"]), query.get("last_server_event_seq", "0")
-    token = session.resume(query.get("resume_token", "")) if session is not None and last.isdecimal() else None
+    counts = last.isdecimal() and len(last) <= MAX_DIGITS
+    token = session.resume(query.get("resume_token", "")) if session is not None and counts else None
     if session is None or token is None:
         error = RealtimeError(RealtimeCode.RESUME_REFUSED, "no such session, or another token", "session_id")
         await socket.send_denial_response(_refused(404, error))

@@ -86,6 +86,34 @@ async def test_bad_requests_for_a_secret_name_their_fault() -> None:
             assert answer.json()["error"]["param"] == param
 
 
+async def test_a_request_for_a_secret_is_bounded_in_bytes_and_depth() -> None:
+    async with served() as url, httpx.AsyncClient(base_url=url) as http:
+        answer = await http.post(SECRETS, content=b'{"session": {"junk": "' + b"a" * 300_000 + b'"}}')
+        assert answer.status_code == 413
+        assert answer.json()["error"]["code"] == "message_too_large"
+        for body in (b'{"session": ' + b"[" * 50_000, b'{"session": {"instructions": "\xff"}}'):
+            answer = await http.post(SECRETS, content=body)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["code"] == "invalid_json"
+
+
+async def test_a_number_beyond_reason_is_a_refused_resume() -> None:
+    async with served() as url:
+        async with websockets.connect(url.replace("http", "ws") + "/v1/duplex") as client:
+            found = await created(client)
+            while (event := json.loads(await client.recv()))["type"] != "session.resumable":
+                pass
+            query = (
+                f"session_id={found['id']}&resume_token={event['resume_token']}&last_server_event_seq=" + "9" * 5_000
+            )
+            with pytest.raises(websockets.InvalidStatus) as refused:
+                async with websockets.connect(url.replace("http", "ws") + "/v1/duplex?" + query):
+                    pass
+            assert refused.value.response.status_code == 404
+            await client.send('{"type": "session.heartbeat"}')
+            assert json.loads(await client.recv())["type"] == "session.heartbeat_ack"
+
+
 async def test_a_full_server_refuses_before_the_upgrade() -> None:
     async with served("session.max_sessions=1") as url:
         async with socket(url) as client:
@@ -116,3 +144,8 @@ def test_a_secret_ends_in_time_and_the_oldest_go() -> None:
     for _ in range(4_096):
         keys.mint({}, 0.0, 10)
     assert keys.find(first, 0.0) is None
+    first = keys.mint({}, 0.0, 10)
+    for _ in range(65):
+        last = keys.mint({"instructions": "a" * 1024 * 1024}, 0.0, 10)
+    assert keys.find(first, 0.0) is None
+    assert keys.find(last, 0.0) is not None
