@@ -34,11 +34,11 @@ from realtime_omni_protocols.moshi import (
     PATH,
     Audio,
     Close,
-    Command,
     MoshiCode,
     MoshiError,
     MoshiOptions,
     MoshiServerSide,
+    Output,
     Send,
     read_query,
 )
@@ -49,6 +49,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 RATE_HZ = 24_000
 LAST_WORD_S = 5.0
+MOST_AHEAD_S = 10.0
+"""Sound that a client may send before its time; it is read no faster than that. 64 KiB of Opus can be ten minutes, a second of
+decoding, and all but the last second of it would be dropped."""
+SLICE_BYTES = 256
+"""Decoded at once: about an Ogg page. The reader takes no more than five seconds of sound a time."""
 
 
 class OpusIn:
@@ -94,6 +99,8 @@ class MoshiConnection:
         self._out = Outgoing(transport)
         self._in = OpusIn(hub.spec.input_rate_hz)
         self._speech = OpusOut(hub.spec.output_rate_hz)
+        self._heard_until_s = hub.clock.now_s()
+        """When all sound that came would have been spoken."""
         self._ticks = 0
         self._said: str | None = None
 
@@ -158,8 +165,25 @@ class MoshiConnection:
 
     async def _read(self, call: Call) -> None:
         while True:
-            frame = await self._transport.receive()
-            self._do(self.side.receive(frame), call)
+            for command in self.side.receive(await self._transport.receive()):
+                if isinstance(command, Audio):
+                    await self._hear(command.data, call)
+                else:
+                    self._do([command])
+
+    async def _hear(self, data: bytes, call: Call) -> None:
+        """Decode a little at a time, and no more than is about due: everybody's calls share the event loop."""
+        clock, never, rate_hz = self._hub.clock, asyncio.Event(), self._hub.spec.input_rate_hz
+        for start in range(0, len(data), SLICE_BYTES):
+            samples = self._in.feed(data[start : start + SLICE_BYTES])
+            if not samples.size:
+                continue
+            with contextlib.suppress(OmniError):  # it has ended: the next output says so
+                call.append(samples)
+            now_s = clock.now_s()
+            self._heard_until_s = max(self._heard_until_s, now_s) + samples.size / rate_hz
+            if self._heard_until_s - now_s > MOST_AHEAD_S:
+                await clock.wait(never, self._heard_until_s - MOST_AHEAD_S)
 
     async def _tell(self, call: Call) -> None:
         async for _, output in call.outputs():
@@ -184,7 +208,7 @@ class MoshiConnection:
         if self._options.max_steps is not None and self._ticks >= self._options.max_steps:
             raise MoshiError(MoshiCode.EXPIRED, "max_steps is reached")
 
-    def _do(self, commands: Iterable[Command], call: Call | None = None) -> None:
+    def _do(self, commands: Iterable[Output]) -> None:
         for command in commands:
             match command:
                 case Send(data):
@@ -192,11 +216,6 @@ class MoshiConnection:
                 case Close(code, reason):
                     self._hub.metrics.count("voice_errors_total", protocol="moshi")
                     self._out.close(code, reason)
-                case Audio(data):
-                    samples = self._in.feed(data)
-                    if samples.size and call is not None:
-                        with contextlib.suppress(OmniError):  # it has ended: the next output says so
-                            call.append(samples)
                 case _:
                     assert_never(command)
 

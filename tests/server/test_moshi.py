@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import struct
 
 import numpy as np
 import pytest
@@ -112,6 +113,40 @@ async def test_what_is_no_opus_ends_the_connection_with_a_word() -> None:
         await server.gone()
         assert client.sent[-1] == b"\x05audio_invalid: this is no Ogg/Opus stream"
         assert client.closed == (1007, "audio_invalid")
+
+
+def ogg_page(number: int, serial: bytes, packets: list[bytes]) -> bytes:
+    """RFC 3533, with its checksum: CRC-32, polynomial 0x04c11db7, not reflected, from 0."""
+    lengths = bytes(len(packet) for packet in packets)
+    head = b"OggS\0\0" + struct.pack("<q", 960 * number) + serial + struct.pack("<I", number) + b"\0\0\0\0"
+    page = head + bytes([len(lengths)]) + lengths + b"".join(packets)
+    check = 0
+    for byte in page:
+        check ^= byte << 24
+        for _ in range(8):
+            check = (check << 1 ^ 0x04C11DB7 if check & 1 << 31 else check << 1) & 0xFFFFFFFF
+    return page[:22] + struct.pack("<I", check) + page[26:]
+
+
+async def test_hours_of_silence_in_a_few_bytes_are_read_in_their_time() -> None:
+    """A packet of one byte is 20 ms of sound: what is far ahead of time waits, undecoded."""
+    async with voice_server() as server:
+        client = await connect(server)
+        client.speak(speech(1))  # begins with the headers
+        opened = client.inbound._queue[0]  # type: ignore[attr-defined]
+        serial = opened[1 + 14 : 1 + 18]
+        pages = [ogg_page(number, serial, [b"\xf8"] * 100) for number in range(3, 33)]  # a minute
+        client.inbound.put_nowait(b"\x01" + b"".join(pages))
+        client.speak(speech(1))
+        await server.tick()
+        intake = next(iter(server.calls._calls.values())).duplex.intake
+        assert 10 <= intake.statistics.written / intake.rate_hz < 14, "more was decoded than is about due"
+        for _ in range(60):
+            server.clock.advance(1)
+            await server.rest()
+        assert intake.statistics.written / intake.rate_hz >= 60
+        assert client.closed is None
+        await talk(server, client, speech(4))
 
 
 async def test_max_steps_ends_the_call() -> None:
