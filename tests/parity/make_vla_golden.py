@@ -34,6 +34,7 @@ from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
 from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
 from lerobot.policies.smolvla.processor_smolvla import make_smolvla_pre_post_processors
 from lerobot.processor import tokenizer_processor
+from safetensors import safe_open
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, SmolVLMConfig
@@ -241,7 +242,17 @@ def write(
     recorder.keep("actions.robot", post(actions))
     save_file(recorder.tensors, folder / "trace.safetensors", metadata={"task": raw["task"], "lerobot": "0.6.1"})
     (folder / "geometry.json").write_text(json.dumps(geometry, indent=2) + "\n")
+    keep_shapes_alone(folder, seed=2 if name == "smolvla" else 1)
     print(name, sum(f.stat().st_size for f in folder.iterdir()), "bytes", sorted(f.name for f in folder.iterdir()))
+
+
+def keep_shapes_alone(folder: Path, seed: int) -> None:
+    """Instead of the weights: from what ``rebuilt.py`` draws them again."""
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        shapes = {name: list(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(shape)}" for name, shape in shapes.items())
+    (folder / "weights.json").write_text(f'{{"seed": {seed}, "shapes": {{\n{lines}\n}}}}\n')
+    (folder / "model.safetensors").unlink()
 
 
 def make_pi(

@@ -1,13 +1,13 @@
 """pi0, pi0.5 and SmolVLA against lerobot 0.6.1, stage by stage; ``make_vla_golden.py`` made the files.
 
-Each golden folder is a checkpoint as lerobot saved it (tiny dimensions, random weights) and a trace of one chunk.
+Each golden folder is a checkpoint as lerobot saved it (tiny dimensions; its random weights are drawn again by ``rebuilt.py``)
+and a trace of one chunk.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from parity.rebuilt import KEPT, golden
 from realtime_omni.models.common.vla.attention import DensePrefixAttention
 from realtime_omni.models.common.vla.flow import integrate
 from realtime_omni.models.common.vla.network import PolicyInputs, encode, picture_features, sample
@@ -30,7 +31,6 @@ from realtime_omni.rtc.modes import Mode, Settings, step_rule
 from realtime_omni.rtc.previous import Previous
 from realtime_omni.rtc.weights import Schedule
 
-GOLDEN = Path(__file__).parent / "golden"
 TOLERANCE = 1e-5
 
 
@@ -57,7 +57,7 @@ class Case:
 @pytest.fixture(scope="module", params=["pi0", "pi05", "smolvla"])
 def case(request: pytest.FixtureRequest) -> Case:
     torch.set_num_threads(1)
-    folder = GOLDEN / request.param
+    folder = golden() / request.param
     load = load_smolvla if request.param == "smolvla" else load_pi0
     with safe_open(folder / "trace.safetensors", "pt") as file:
         trace = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
@@ -156,7 +156,7 @@ def test_guided_chunks_equal_the_references(case: Case, schedule: Schedule) -> N
 def test_published_sizes_have_exactly_the_names_and_shapes_that_lerobot_stores(family: str) -> None:
     """``make_vla_names.py`` wrote them; nothing is allocated. pi0.5's unused head aside, no name is left over or missing."""
     stored: dict[str, tuple[int, ...]] = {}
-    for key, layers in json.loads((GOLDEN / "names.json").read_text())[family].items():
+    for key, layers in json.loads((KEPT / "names.json").read_text())[family].items():
         name, shape = key.split(" ", 1)
         for layer in layers or [0]:
             stored[name.replace("*", str(layer))] = tuple(json.loads(shape))

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-GOLDEN = Path(__file__).parents[2] / "parity" / "golden"
+from parity.rebuilt import golden
+
+GOLDEN = golden()
 
 
 def copy(family: str, target: Path) -> Path:
