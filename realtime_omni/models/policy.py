@@ -31,7 +31,8 @@ class PolicySpec:
 
     ``cameras``: names that pictures may have. ``state_dim`` and ``action_dim``: the robot's channels, not the network's
     padded widths. ``steps``: denoise steps of a chunk. ``statistics``: feature to where the numbers that normalise it come
-    from, for the handshake. ``joins``: a chunk can continue the one before (real-time chunking).
+    from, for the handshake. ``joins``: a chunk can continue the one before (real-time chunking); ``rtc_modes``: the ways that
+    an observation may ask for, the deployment's own first.
     """
 
     cameras: tuple[str, ...]
@@ -43,6 +44,7 @@ class PolicySpec:
     max_steps: int = 100
     relative: bool = False
     joins: bool = False
+    rtc_modes: tuple[str, ...] = ()
     statistics: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, observation: Observation) -> None:
@@ -61,6 +63,10 @@ class PolicySpec:
             )
         if observation.steps is not None and observation.steps > self.max_steps:
             raise ArgumentError(f"steps are at most {self.max_steps}", path="steps")
+        asked = None if observation.join is None else observation.join.mode
+        if asked is not None and asked not in self.rtc_modes:
+            offered = ", ".join(self.rtc_modes) or "no choice"
+            raise ArgumentError(f"join.mode: this deployment offers {offered}", path="join.mode")
 
 
 @runtime_checkable

@@ -65,6 +65,8 @@ def read_contract(deploy: Mapping[str, object], name: str, policy: PolicyFacts) 
         raise ConfigError(f"deploy: {error}", path="deploy") from None
     _check_handshake(given.handshake, contract, policy)
     handshake = dict(given.handshake) or _description(contract, policy)
+    if len(policy.rtc_modes) > 1:
+        handshake["rtc_modes"] = list(policy.rtc_modes)
     if policy.statistics:
         handshake["statistics"] = dict(policy.statistics)
     return msgspec.structs.replace(contract, handshake=handshake)

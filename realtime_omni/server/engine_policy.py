@@ -17,10 +17,14 @@ from realtime_omni.server.backend import HealthReport, PolicyFacts
 from realtime_omni.server.policy import PolicyAnswer, PolicyRequest
 from realtime_omni.session.observation import Join, Observation
 from realtime_omni.session.values import Chunk
-from realtime_omni_protocols.openpi import PolicyContract
+from realtime_omni_protocols.openpi import PolicyCode, PolicyContract, PolicyError
 
 STAGES = ("images", "prefix")
 """Of the stages that a policy reports; what remains of a tick is ``denoise``."""
+
+
+PLAIN = "none"
+"""The mode in which a chunk continues nothing; all of its rows are its own."""
 
 
 class PolicySession(Protocol):
@@ -61,6 +65,7 @@ class EnginePolicy:
         self.contract = contract
         self._manager = manager
         self._joins = policy.joins
+        self._rtc_modes = policy.rtc_modes
         self._robots: dict[str, _Robot] = {}
 
     @property
@@ -124,6 +129,10 @@ class EnginePolicy:
 
     def _join(self, robot: _Robot, request: PolicyRequest) -> Join | None:
         """How the chunk continues the one before; None for robots that say no tick, and policies that do not join."""
+        mode = request.rtc or next(iter(self._rtc_modes), None)
+        if request.rtc is not None and request.rtc not in self._rtc_modes:
+            offered = ", ".join(self._rtc_modes) or "no choice"
+            raise PolicyError(PolicyCode.BAD_MESSAGE, f"this deployment offers {offered}", "$.rtc")
         if request.tick is None or not self._joins:
             return None
         if request.consumed is not None and robot.tick is not None:
@@ -131,14 +140,14 @@ class EnginePolicy:
             if measured >= 0:  # otherwise the observation was taken before the chunk before had arrived
                 robot.delay.observe(measured, request.tick)
         delay = robot.delay.ticks(request.tick, self.contract.action.horizon)
-        return Join(request.tick, delay, robot.chunk)
+        return Join(request.tick, delay, robot.chunk, mode)
 
     def _answer(self, robot: _Robot, chunk: Chunk, join: Join | None, inside_ms: float) -> PolicyAnswer:
         artifact = chunk.primary_artifact
         assert artifact is not None
         timing = {stage: chunk.timings.stages_ms[stage] for stage in STAGES if stage in chunk.timings.stages_ms}
         timing["queue"] = max(0.0, inside_ms - chunk.timings.tick_ms)
-        if join is None:
+        if join is None or join.mode == PLAIN:
             return PolicyAnswer(artifact.data, timing)
         left = 0 if robot.tick is None else max(0, robot.tick + self.contract.action.horizon - join.tick)
         return PolicyAnswer(artifact.data, timing, valid_from=min(join.delay, left), delay_used=join.delay)

@@ -304,7 +304,13 @@ class StreamConnection:
             observation = await self._judge(work)
             timing["decode"] = (time.perf_counter() - begun_s) * 1000
             request = PolicyRequest(
-                observation, work.seed, work.steps, tick=work.tick, consumed=work.consumed, captured_ms=work.captured_ms
+                observation,
+                work.seed,
+                work.steps,
+                tick=work.tick,
+                consumed=work.consumed,
+                captured_ms=work.captured_ms,
+                rtc=work.rtc,
             )
             asked_s = time.perf_counter()
             answer = await self._hub.backend.infer(self._session.policy_id, request)

@@ -47,7 +47,8 @@ _CODES = {
 
 @dataclass(frozen=True, slots=True)
 class PolicyRequest:
-    """One observation to answer. ``tick``, ``consumed`` and ``captured_ms`` come from streaming clients only."""
+    """One observation to answer. ``tick``, ``consumed``, ``captured_ms`` and ``rtc`` (how its chunk continues the one before)
+    come from streaming clients only."""
 
     observation: Observation
     seed: int | None = None
@@ -55,6 +56,7 @@ class PolicyRequest:
     tick: int | None = None
     consumed: int | None = None
     captured_ms: float | None = None
+    rtc: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

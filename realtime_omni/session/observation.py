@@ -31,11 +31,13 @@ class Join:
         delay: how many actions of the new chunk will be in the past when it arrives.
         follows: index of the chunk that the robot executes; None, or one that the session does not remember: nothing is
             continued.
+        mode: one of the policy's ``rtc_modes``; None: the deployment's own.
     """
 
     tick: int
     delay: int = 0
     follows: int | None = None
+    mode: str | None = None
 
     def __post_init__(self) -> None:
         check_event_id(self.tick, "join.tick")

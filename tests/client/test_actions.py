@@ -23,6 +23,8 @@ def test_a_chunk_is_executed_from_its_tick() -> None:
     queue = ActionQueue()
     assert queue.merge(chunk(1, 2, 3), seq=1, epoch=0, start_tick=10) == 3
     assert queue.dry_in(10) == 3
+    assert [float(action[0]) for action in queue.planned(11)] == [2, 3]
+    assert queue.planned(9) == []
     assert planned(queue, range(9, 14)) == [None, 1, 2, 3, None]
 
 

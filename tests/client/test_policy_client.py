@@ -19,6 +19,7 @@ from realtime_omni_client import PolicyClient, PolicyServerError, PolicyStream, 
 from realtime_omni_client.errors import ConnectError, ConnectionLostError, SessionClosedError
 from realtime_omni_client.policy import policy_url
 from realtime_omni_protocols.openpi import pack, unpack
+from realtime_omni_protocols.openpi.stream_messages import ActionChunk
 from server.robot_server import served
 from server.robots import Gate, observation
 
@@ -219,6 +220,30 @@ async def test_a_stream_keeps_the_plan_filled() -> None:
                 assert action[0] == tick
                 assert robot.actions.dry_in(tick + 1) == 49
         assert policy.sessions == 0
+
+
+async def until(poll: Callable[[], ActionChunk | None]) -> ActionChunk:
+    while (chunk := poll()) is None:
+        await asyncio.sleep(0)
+    return chunk
+
+
+async def test_a_loop_that_does_not_wait_takes_what_has_come_and_says_how_chunks_are_joined() -> None:
+    asked: list[str | None] = []
+
+    async def think(_: str, request: PolicyRequest) -> None:
+        asked.append(request.rtc)
+
+    async with served(NullPolicy(think=think)) as url, PolicyStream.connect(url) as robot:
+        assert robot.poll_chunk() is None
+        for number, rtc in enumerate(("none", None)):
+            await robot.observe(observation(1.0), number, rtc=rtc)
+            assert (await until(robot.poll_chunk)).start_tick == number
+        assert robot.poll_chunk() is None
+        await robot.observe({"prompt": "go"}, 2)
+        with pytest.raises(PolicyServerError, match="camera"):
+            await until(robot.poll_chunk)
+    assert asked == ["none", None]
 
 
 async def test_a_refused_observation_is_raised_where_chunks_are_awaited() -> None:

@@ -24,7 +24,7 @@ from realtime_omni.server.run import robot_backend
 from realtime_omni.server.settings import ServerSettings
 from realtime_omni.testing.faults import inject
 from realtime_omni_protocols.openpi import PATH, PolicyServerError, Row, pack, unpack
-from realtime_omni_protocols.openpi.stream_messages import ActionChunk, ResetDone
+from realtime_omni_protocols.openpi.stream_messages import ActionChunk, ErrorMessage, ResetDone
 from server.robot_server import served
 from server.robots import Robot, StreamRobot, observation
 
@@ -317,6 +317,30 @@ async def test_a_streaming_robots_chunks_continue_by_the_delay_it_measured() -> 
         await robot.until(ResetDone)
         third = await chunk_for(15, None)
         assert (third.valid_from, third.delay_used) == (0, 0)
+        await robot.close()
+
+
+async def test_a_streaming_robot_chooses_how_a_chunk_continues_where_the_recipe_allows_it() -> None:
+    async with serving_pi0(rtc={"mode": "trained", "allow": ["none"]}) as hub:
+        robot = StreamRobot(hub)
+        await robot.start()
+        assert robot.side.hello is not None
+        assert robot.side.hello.metadata["rtc_modes"] == ["trained", "none"]
+
+        async def chunk_for(tick: int, consumed: int | None, rtc: str | None) -> ActionChunk:
+            robot.say(robot.side.observe(seen_by_pi0(), tick, consumed=consumed, rtc=rtc))
+            return await robot.until(ActionChunk)
+
+        await chunk_for(10, None, None)
+        plain = await chunk_for(14, 2, "none")
+        assert (plain.valid_from, plain.delay_used) == (0, 0)
+        joined = await chunk_for(16, 0, "trained")
+        assert (joined.valid_from, joined.delay_used) == (2, 2)
+        np.testing.assert_allclose(joined.actions[:2], plain.actions[2:4], atol=2e-5)
+        robot.say(robot.side.observe(seen_by_pi0(), 18, consumed=0, rtc="vjp"))
+        refused = await robot.until(ErrorMessage)
+        assert (refused.code, refused.path) == ("bad_message", "$.rtc")
+        assert (await chunk_for(20, 0, None)).valid_from == 2
         await robot.close()
 
 

@@ -59,12 +59,16 @@ class ActionQueue:
         self.consumed += action is not None
         return action
 
+    def planned(self, tick: int) -> list[Action]:
+        """The actions for ``tick`` and the control steps after it, up to the first that has none."""
+        found: list[Action] = []
+        while (action := self._actions.get(tick + len(found))) is not None:
+            found.append(action)
+        return found
+
     def dry_in(self, tick: int) -> int:
         """Control steps from ``tick`` on that have an action without a gap."""
-        ahead = 0
-        while tick + ahead in self._actions:
-            ahead += 1
-        return ahead
+        return len(self.planned(tick))
 
     def reset(self, epoch: int) -> None:
         """A new episode: nothing of the old one is executed any more."""

@@ -115,14 +115,15 @@ class PolicyStream:
         captured_ms: float | None = None,
         seed: int | None = None,
         steps: int | None = None,
+        rtc: str | None = None,
     ) -> bool:
         """Send the newest observation; False when the connection is being resumed or a reset is under way (send the
-        next)."""
+        next). ``rtc``: how its chunk continues the one before, where ``metadata["rtc_modes"]`` offers a choice."""
         self._raise_if_ended()
         if self.side.state is not StreamState.LIVE or self._transport is None:
             return False
         frame = self.side.observe(
-            observation, tick, captured_ms=captured_ms, consumed=self.actions.consumed, seed=seed, steps=steps
+            observation, tick, captured_ms=captured_ms, consumed=self.actions.consumed, seed=seed, steps=steps, rtc=rtc
         )
         try:
             await self._transport.send(frame)
@@ -132,10 +133,16 @@ class PolicyStream:
 
     async def next_chunk(self) -> ActionChunk:
         """The next chunk (it is merged into ``actions`` already); the refusal of an observation is raised here."""
-        while not self._events:
-            self._raise_if_ended()
+        while (chunk := self.poll_chunk()) is None:
             self._changed.clear()
             await self._changed.wait()
+        return chunk
+
+    def poll_chunk(self) -> ActionChunk | None:
+        """As `next_chunk`, for a loop that does not wait: None when nothing has come since."""
+        if not self._events:
+            self._raise_if_ended()
+            return None
         event = self._events.popleft()
         if isinstance(event, PolicyServerError):
             raise event

@@ -86,6 +86,7 @@ class StreamClientSide:
         consumed: int | None = None,
         seed: int | None = None,
         steps: int | None = None,
+        rtc: str | None = None,
     ) -> bytes:
         """The newest observation, as a frame; its number is `seq` afterwards."""
         self._expect(StreamState.LIVE)
@@ -99,6 +100,7 @@ class StreamClientSide:
                 consumed=consumed,
                 seed=seed,
                 steps=steps,
+                rtc=rtc,
             )
         )
         self.seq += 1

@@ -44,7 +44,7 @@ class Resume(Message, frozen=True, kw_only=True, tag="resume"):
 class Observe(Message, frozen=True, kw_only=True, tag="observation"):
     """The newest observation. ``seq`` rises over the life of the session; ``tick``: the control step it was captured
     at; ``captured_ms``: the client's clock then; ``consumed``: actions of the chunk before that were executed until
-    now."""
+    now; ``rtc``: how the chunk continues the one before, one of ``rtc_modes`` in the handshake map."""
 
     seq: Seq
     epoch: Count
@@ -54,6 +54,7 @@ class Observe(Message, frozen=True, kw_only=True, tag="observation"):
     consumed: Count | None = None
     seed: Seed | None = None
     steps: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+    rtc: Annotated[str, Meta(min_length=1, max_length=32)] | None = None
 
 
 class ResetEpisode(Message, frozen=True, kw_only=True, tag="reset"):

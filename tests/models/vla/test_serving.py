@@ -313,6 +313,30 @@ def test_a_chunk_continues_the_one_before_by_its_rule(name: str, mode: str) -> N
     assert np.abs(got - plain(model, latest)).max() > 1e-4
 
 
+@pytest.mark.parametrize("mode", ["none", "identity", "trained"])
+def test_an_observation_may_ask_for_another_mode_and_gets_what_that_deployment_gives(mode: str) -> None:
+    """From one observation to the next, in one session; what it executes is remembered in every mode."""
+    asked, there = (build("pi0", rtc=rtc) for rtc in ({"mode": "vjp", "allow": [mode]}, {"mode": mode}))
+    engines = [serve(model) for model in (asked, there)]
+    first = [ask(engine, joined(asked, 1, 10, None)) for engine in engines]
+    by_mode = Join(12, 2, first[0].chunk_index, mode)
+    second = ask(engines[0], observation(asked, 2, join=by_mode))
+    expected = actions(ask(engines[1], joined(asked, 2, 12, first[1].chunk_index)))
+    np.testing.assert_array_equal(actions(second), expected)
+    by_default = actions(ask(engines[0], joined(asked, 3, 14, second.chunk_index)))
+    assert np.abs(by_default - plain(asked, observation(asked, 3))).max() > 1e-4
+
+
+def test_a_mode_that_the_deployment_does_not_offer_is_refused() -> None:
+    model = build("pi0", rtc={"mode": "trained", "allow": ["none"]})
+    assert model.spec.policy is not None
+    assert model.spec.policy.rtc_modes == ("trained", "none")
+    with pytest.raises(ArgumentError, match="offers trained, none"):
+        model.check_observation(observation(model, 1, join=Join(1, 0, None, "vjp")))
+    with pytest.raises(ConfigError, match="ensemble"):
+        build("pi0", rtc={"mode": "trained", "allow": ["ensemble"]})
+
+
 def test_what_a_robot_does_not_execute_is_not_continued() -> None:
     """Another chunk than the last (that one never arrived), a reset, a tick beyond the chunk's end: the plain rule."""
     model = build("pi0", rtc={"mode": "identity"})

@@ -25,7 +25,8 @@ class FlowRow:
     """One row before its first step; the samples of one observation are rows of one ``number``.
 
     ``kv``: its prefix, one row; ``state`` [state_dim]; ``noise`` [H, A]; ``left`` [n, A]: what is left of the chunk that is
-    executed, in model space (n may be 0); ``delay``: actions of the new chunk that will be in the past."""
+    executed, in model space (n may be 0); ``delay``: actions of the new chunk that will be in the past; ``mode``: how it
+    continues what is left."""
 
     number: int
     kv: PrefixKV
@@ -34,6 +35,7 @@ class FlowRow:
     steps: int
     left: Tensor
     delay: int
+    mode: Mode
 
 
 class Flow:
@@ -109,7 +111,7 @@ class Flows:
         groups: dict[tuple[int, Mode], list[FlowRow]] = {}
         for row in rows:
             horizon = self._stages.network.shape.horizon
-            mode = resolve(self._settings.mode, row.delay, horizon) if len(row.left) else Mode.NONE
+            mode = resolve(row.mode, row.delay, horizon) if len(row.left) else Mode.NONE
             groups.setdefault((row.steps, mode), []).append(row)
         for (steps, mode), group in groups.items():
             if (steps, mode) not in self._flows:

@@ -23,16 +23,26 @@ Channels = Annotated[int, Meta(ge=1, le=65_536)]
 
 
 class RtcOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """See :class:`realtime_omni.rtc.modes.Settings`. Off by default: it needs a client that says its ticks."""
+    """See :class:`realtime_omni.rtc.modes.Settings`. Off by default: it needs a client that says its ticks. ``allow``: other
+    modes that an observation may ask for; not ``ensemble``, which needs more memory in every session."""
 
     mode: Mode = Mode.NONE
+    allow: tuple[Mode, ...] = ()
     schedule: Schedule = Schedule.EXP
     limit: Annotated[float, Meta(gt=0, le=1000)] = 5.0
     soft_end: Annotated[int, Meta(ge=0)] | None = None
     ramp_rate: Annotated[float, Meta(gt=0, le=1000)] = 6.0
 
+    def __post_init__(self) -> None:
+        if Mode.ENSEMBLE in self.allow:
+            raise ValueError("options.rtc.allow: ensemble is a deployment's mode, not an observation's")
+
     def settings(self) -> Settings:
-        return Settings(**msgspec.structs.asdict(self))
+        return Settings(self.mode, self.schedule, self.limit, self.soft_end, self.ramp_rate)
+
+    def modes(self) -> tuple[Mode, ...]:
+        """What an observation may ask for; the first is the deployment's own."""
+        return tuple(dict.fromkeys((self.mode, *self.allow)))
 
 
 class RobotOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,6 +64,7 @@ class ServingOptions(TypedDict):
     """What ``serving.VLAModel`` takes beside the policy."""
 
     rtc: Settings
+    rtc_modes: tuple[Mode, ...]
     reuse: bool
     speed: Speed
     cache_mib: int
@@ -89,6 +100,7 @@ class VLAOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def serving(self) -> ServingOptions:
         return {
             "rtc": self.rtc.settings(),
+            "rtc_modes": self.rtc.modes(),
             "reuse": self.reuse,
             "speed": self.speed,
             "cache_mib": self.cache_mib,

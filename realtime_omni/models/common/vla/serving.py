@@ -66,8 +66,9 @@ class _Row:
 
 
 class VLAModel(PolicyBase):
-    """A :class:`~realtime_omni.models.policy.PolicyModel`. ``rtc``: how chunks continue each other; ``reuse``: keep a
-    session's prefix for its next observation; ``cache_mib``: keep pictures and prefixes for all sessions, by content."""
+    """A :class:`~realtime_omni.models.policy.PolicyModel`. ``rtc``: how chunks continue each other; ``rtc_modes``: what an
+    observation may ask for; ``reuse``: keep a session's prefix for its next observation; ``cache_mib``: keep pictures and
+    prefixes for all sessions, by content."""
 
     def __init__(
         self,
@@ -76,6 +77,7 @@ class VLAModel(PolicyBase):
         *,
         device: str = "cpu",
         rtc: Settings = NO_JOIN,
+        rtc_modes: tuple[Mode, ...] = (),
         reuse: bool = True,
         speed: Speed = "plain",
         cache_mib: int = 0,
@@ -85,8 +87,9 @@ class VLAModel(PolicyBase):
         self._device = torch.device(device)
         self._stages = open_stages(policy.network, self._device, len(policy.processing.cameras), speed)
         self._rtc = rtc
+        self._rtc_modes = rtc_modes or (rtc.mode,)
         self._keeps_prefix = reuse
-        self._most_planned = {Mode.NONE: 0, Mode.ENSEMBLE: MOST_PLANNED}.get(rtc.mode, 1)
+        self._most_planned = max({Mode.NONE: 0, Mode.ENSEMBLE: MOST_PLANNED}.get(mode, 1) for mode in self._rtc_modes)
         self._spec = self._declare(name)
         self.shared = Reuse(self._identity(), cache_mib << 20)
 
@@ -117,7 +120,8 @@ class VLAModel(PolicyBase):
                 action_dim=processing.action_channels,
                 steps=shape.steps,
                 relative=processing.relative is not None,
-                joins=self._rtc.mode is not Mode.NONE,
+                joins=any(mode is not Mode.NONE for mode in self._rtc_modes),
+                rtc_modes=tuple(mode.value for mode in self._rtc_modes),
                 statistics=self.policy.statistics,
             ),
         )
@@ -282,9 +286,14 @@ class VLAModel(PolicyBase):
             self._steps(row),
             self._left(row),
             0 if join is None else min(join.delay, self.network.shape.horizon),
+            self._mode(row),
         )
         others = range(1, row.observation.samples)
         return [first, *(replace(first, noise=placed(self._noise(row, sample), self._device)) for sample in others)]
+
+    def _mode(self, row: _Row) -> Mode:
+        join = row.observation.join
+        return self._rtc.mode if join is None or join.mode is None else Mode(join.mode)
 
     def _steps(self, row: _Row) -> int:
         return self.network.shape.steps if row.observation.steps is None else row.observation.steps
@@ -319,7 +328,7 @@ class VLAModel(PolicyBase):
             return TickError("the policy's actions are not finite")
         actions = samples[0]
         planned = self._plan(row, models[0].clone(), torch.from_numpy(actions.copy()))
-        if self._rtc.mode is Mode.ENSEMBLE and planned:
+        if self._mode(row) is Mode.ENSEMBLE and planned:
             stamped = [Stamped(p.tick, p.robot) for p in planned]
             actions = ensemble(stamped, planned[-1].tick).numpy()
         made = {
