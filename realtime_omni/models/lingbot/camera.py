@@ -29,6 +29,8 @@ REFERENCE_SIZE = (480, 832)
 """Height and width that given intrinsics refer to."""
 FOCAL = 500.0
 """fx and fy of key-driven cameras, in pixels of the target resolution; the centre is the picture's."""
+FARTHEST = 1e6
+"""Of a pose from where the session began, per axis, in the units of a key's step: what lies beyond makes float32 overflow."""
 FOLD = 8
 """Pixels per latent cell and side."""
 
@@ -115,10 +117,11 @@ def fold(picture: Tensor) -> Tensor:
 
 
 def is_pose(matrix: NDArray[np.float64], *, tolerance: float = 1e-3) -> bool:
-    """Whether a finite [4, 4] matrix is a rotation and a translation."""
+    """Whether a finite [4, 4] matrix is a rotation and a translation of at most :data:`FARTHEST`."""
     rotation = matrix[:3, :3]
     return bool(
-        np.allclose(rotation @ rotation.T, np.eye(3), atol=tolerance)
+        np.abs(matrix).max() <= FARTHEST
+        and np.allclose(rotation @ rotation.T, np.eye(3), atol=tolerance)
         and np.linalg.det(rotation) > 0
         and np.allclose(matrix[3], (0.0, 0.0, 0.0, 1.0), atol=tolerance)
     )

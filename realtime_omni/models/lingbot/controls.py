@@ -15,9 +15,11 @@ import numpy as np
 from realtime_omni.errors import ArgumentError, ErrorCode
 from realtime_omni.models.base import ControlSchema, PreparedControls
 from realtime_omni.models.common import keys
-from realtime_omni.models.lingbot.camera import is_pose
+from realtime_omni.models.lingbot.camera import FARTHEST, is_pose
 from realtime_omni.session.values import ControlInput, SessionEvent
 
+MIN_FOCAL = 1e-3
+"""Pixels: a shorter one sees no more, and its rays overflow."""
 TRAJECTORY = "lingbot.camera_trajectory.v1"
 
 _NUMBER = {"type": "number"}
@@ -68,7 +70,7 @@ def check_control(control: ControlInput, frames: int) -> None:
         for j, row in enumerate(pose):
             _check_row(row, f"{path}[{j}]")
         if not is_pose(np.array(pose, dtype=np.float64)):
-            raise _invalid("must be a rotation and a translation", path)
+            raise _invalid(f"must be a rotation and a translation of at most {FARTHEST:g}", path)
     if "intrinsics" not in data:
         return
     intrinsics = data["intrinsics"]
@@ -76,8 +78,8 @@ def check_control(control: ControlInput, frames: int) -> None:
         raise _invalid(f"must be a list of {frames} rows", "data.intrinsics")
     for i, row in enumerate(intrinsics):
         _check_row(row, f"data.intrinsics[{i}]")
-        if row[0] <= 0 or row[1] <= 0:
-            raise _invalid("focal lengths must be positive", f"data.intrinsics[{i}]")
+        if row[0] < MIN_FOCAL or row[1] < MIN_FOCAL:
+            raise _invalid(f"focal lengths must be at least {MIN_FOCAL:g}", f"data.intrinsics[{i}]")
 
 
 class LingBotReducer(keys.KeyReducer):

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from realtime_omni.errors import ArgumentError, ErrorCode
+from realtime_omni.errors import ArgumentError, ErrorCode, TickError
 from realtime_omni.kv.capacity import KVSpec
 from realtime_omni.models.base import (
     Checkpoint,
@@ -189,6 +189,9 @@ class LingBot:
         outputs: dict[int, RowOutput | Exception] = {}
         for r in batch.active:
             row = batch.rows[r]
+            if not clean[r].isfinite().all():
+                outputs[r] = TickError("the block is not finite")
+                continue
             decoder, artifacts = CodecState(), []
             if "latents" in row.outputs:
                 data = clean[r].cpu().numpy()
@@ -212,7 +215,7 @@ class LingBot:
 
     def unpack(self, packed: PackedState) -> LingBotState:
         encoder, decoder = self._codec
-        return saved.unpack(
+        state = saved.unpack(
             packed,
             latent_shape=self.latent_shape,
             picture_shape=(3, self.settings.height, self.settings.width),
@@ -220,6 +223,8 @@ class LingBot:
             decoder=decoder,
             device=self._device,
         )
+        self._text.check(state.prompt)
+        return state
 
     def fingerprint(self) -> str:
         return self._fingerprint

@@ -10,11 +10,13 @@ import torch
 from torch.nn import functional
 
 from models.lingbot.tiny import tiny_lingbot
-from realtime_omni.errors import ArgumentError, OmniError
+from realtime_omni.engine import commands as c
+from realtime_omni.errors import ArgumentError, OmniError, TickError
+from realtime_omni.models.base import PackedState, SessionSetup
 from realtime_omni.models.common.noise import block_noise
 from realtime_omni.models.lingbot import sampler
 from realtime_omni.models.lingbot.camera import Camera, default_intrinsics, fold, motions, move, rays
-from realtime_omni.session.values import ControlInput
+from realtime_omni.session.values import ControlInput, SessionId
 from realtime_omni.testing.check_model import check_model
 from realtime_omni.testing.inline import InlineEngine, small_config
 
@@ -145,6 +147,9 @@ BAD_TRAJECTORIES = {
     "mirrored": ({"poses": [np.diag([-1.0, 1, 1, 1]).tolist()] * 3}, "data.poses[0]"),
     "text": ({"poses": [[["a"] * 4] * 4] * 3}, "data.poses[0][0]"),
     "focal": ({"poses": [np.eye(4).tolist()] * 3, "intrinsics": [[0, 1, 1, 1]] * 3}, "data.intrinsics[0]"),
+    "far": ({"poses": [*[np.eye(4).tolist()] * 2, [[1, 0, 0, -1e7], *np.eye(4).tolist()[1:]]]}, "data.poses[2]"),
+    "farther": ({"poses": [[[1, 0, 0, 1e300], *np.eye(4).tolist()[1:]]] * 3}, "data.poses[0]"),
+    "wide": ({"poses": [np.eye(4).tolist()] * 3, "intrinsics": [[500, 1e-308, 1, 1]] * 3}, "data.intrinsics[0]"),
     "unknown": ({"poses": [np.eye(4).tolist()] * 3, "fov": 1}, "data.fov"),
 }
 
@@ -158,6 +163,38 @@ def test_a_bad_trajectory_is_refused_by_the_name_of_its_field(name: str) -> None
         engine.accept("a", 0, controls=[ControlInput("camera", "lingbot.camera_trajectory.v1", data)])
     assert caught.value.path == path
     walk(engine, "a", 1)
+
+
+def test_a_block_that_is_not_finite_fails_alone_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_lingbot()
+    engine = InlineEngine(model, small_config(dtype="float32"))
+    for name in ("bad", "good", "alone"):
+        engine.create(name, seed=1)
+    expected = walk(engine, "alone", 2)
+    noise = model._noise
+    with monkeypatch.context() as broken:
+        broken.setattr(
+            model, "_noise", lambda row, step: noise(row, step) * (np.nan if row.tick.session_id == "bad" else 1.0)
+        )
+        bad = engine.send(c.Next(ticket=0, session_id=SessionId("bad")))
+        good = engine.send(c.Next(ticket=0, session_id=SessionId("good")))
+        engine.rest()
+    assert isinstance(engine.error(bad), TickError)
+    first = engine.result(good).artifacts["latents"].data
+    assert np.allclose(first, expected[0], atol=1e-5)
+    assert np.allclose(walk(engine, "good", 1)[0], expected[1], atol=1e-5)
+    engine.ask(c.Rollback(ticket=0, session_id=SessionId("bad")))
+    for got, wanted in zip(walk(engine, "bad", 2), expected, strict=True):
+        assert np.allclose(got, wanted, atol=1e-5)
+
+
+def test_a_saved_prompt_is_checked_like_any_other() -> None:
+    model = tiny_lingbot()
+    packed = model.pack(model.open(SessionSetup(SessionId("a"), seed=1, prompt="a street")))
+    assert model.unpack(packed).prompt == "a street"
+    crafted = PackedState(packed.tensors, {**packed.values, "prompt": "a" * 201})
+    with pytest.raises(ArgumentError, match="too long"):
+        model.unpack(crafted)
 
 
 def test_a_horizon_of_117_pictures_ends_at_the_tenth_block() -> None:
