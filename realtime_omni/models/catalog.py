@@ -30,6 +30,7 @@ CATALOG: dict[str, str] = {
     "voice": "realtime_omni.models.voice.model:EmbeddedVoice",
     "null-policy": "realtime_omni.models.null.policy:NullPolicy",
     "puppet": "realtime_omni.models.puppet.model:Puppet",
+    "moshi": "realtime_omni.models.moshi.model:Moshi",
 }
 
 

@@ -46,6 +46,13 @@ class CodecState:
         return CodecState(self.frames + 1, memory, joined, recent)
 
     @staticmethod
+    def parts(frames: int, config: MimiConfig) -> tuple[int, int]:
+        """How many segments and single frames a state holds after so many."""
+        whole, recent = divmod(frames, SEGMENT)
+        missing = config.context - config.per_frame - recent * config.per_frame
+        return min(whole, max(0, -(-missing // (SEGMENT * config.per_frame)))), recent
+
+    @staticmethod
     def most_bytes(config: MimiConfig, carried: int) -> int:
         """Of a state, its parts counted whole."""
         position = config.layers * 2 * config.dimension * 4

@@ -32,13 +32,15 @@ class Streams:
         """The ring of a fresh call, int64 [K, columns]."""
         return torch.full((self.count, self.columns), NOTHING, device=self._delays.device)
 
-    def read(self, rings: Tensor, steps: Tensor, user: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in the user's codes int64 [B, K - generated] at ``steps`` int64 [B]; ``rings`` [B, K, columns].
+    def read(self, rings: Tensor, steps: Tensor, given: Tensor, *, first: int | None = None) -> tuple[Tensor, Tensor]:
+        """Take in what is given of the streams from ``first`` on (by default the user's), int64 [B, K - first], at ``steps``
+        int64 [B]; ``rings`` [B, K, columns].
 
         Returns what the step reads, int64 [B, K], and the rings after. A stream is silent up to its delay."""
-        places = (steps[:, None] + self._delays[self.generated :]) % self.columns
+        first = self.generated if first is None else first
+        places = (steps[:, None] + self._delays[first:]) % self.columns
         rings = rings.clone()
-        rings[:, self.generated :].scatter_(2, places[..., None], user[..., None])
+        rings[:, first:].scatter_(2, places[..., None], given[..., None])
         tokens = self._at(rings, steps[:, None].expand(-1, self.count))
         return torch.where(steps[:, None] <= self._delays, self._initial, tokens), rings
 

@@ -11,7 +11,7 @@ CONFIG = MimiConfig(dimension=4, filters=1, heads=1, layers=1, context=50)
 
 
 def test_the_past_is_whole_where_attention_reaches_and_bounded() -> None:
-    """For 200 frames of two positions, each marked by its number: the last 48 are there in order, never more bytes than said."""
+    """For 200 frames of two positions, each marked: the last 48 are there in order, never more bytes than said."""
     state, memory = CodecState.start(0, "cpu"), torch.zeros(0)
     limit = CodecState.most_bytes(CONFIG, 0)
     for frame in range(200):
@@ -25,4 +25,5 @@ def test_the_past_is_whole_where_attention_reaches_and_bounded() -> None:
         reach = min(2 * (frame + 1), CONFIG.context - 2)
         assert held[-reach:] == [float(p) for p in range(2 * (frame + 1) - reach, 2 * (frame + 1))]
         assert sum(part.nbytes for part in parts) <= limit
+        assert (len(state.joined), len(state.recent)) == CodecState.parts(frame + 1, CONFIG)
         assert len(parts) <= 2 * SEGMENT
