@@ -55,14 +55,15 @@ def check_serial(config: Config, spec: ModelSpec) -> None:
 def kv_spec(config: Config, spec: ModelSpec) -> KVSpec:
     """The model's KV geometry with the recipe's overrides. The states that a rewind can go back to are paid for, too."""
     kv = spec.kv
-    states = 1 + config.kv.rewind_blocks if spec.rollback_safe else 1
+    own = kv.model_owned_bytes_per_session
+    past = own if spec.past_state_bytes is None else spec.past_state_bytes
     return replace(
         kv,
         sink_frames=kv.sink_frames if config.kv.sink_frames is None else config.kv.sink_frames,
         window_frames=kv.window_frames if config.kv.window_frames is None else config.kv.window_frames,
         page_tokens=kv.page_tokens if config.kv.page_tokens is None else config.kv.page_tokens,
         rewind_blocks=config.kv.rewind_blocks,
-        model_owned_bytes_per_session=states * kv.model_owned_bytes_per_session,
+        model_owned_bytes_per_session=own + (config.kv.rewind_blocks * past if spec.rollback_safe else 0),
         requested_sessions=config.kv.requested_sessions,
         max_in_flight=1 if spec.serial else config.engine.max_batch,
         dtype_bytes=DTYPE_BYTES[config.dtype],

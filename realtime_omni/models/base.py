@@ -78,6 +78,9 @@ class ModelSpec:
     rollback_safe: bool = False
     """States are values: a tick, failed or not, leaves earlier states and committed pages intact. So the same chunk may run
     again (``on_failure: keep``), and sessions may be forked and rewound."""
+    past_state_bytes: int | None = None
+    """At most so many bytes does a state that a rewind can go back to hold that later ones do not; None: as many as a state
+    may have."""
     serial: bool = False
     """Only batches of one; asking for more is refused at start (rows A28, AC-17)."""
     continuous: bool = False

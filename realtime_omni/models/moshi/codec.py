@@ -58,6 +58,13 @@ class CodecState:
         position = config.layers * 2 * config.dimension * 4
         return 4 * carried + (config.context + SEGMENT * config.per_frame) * position
 
+    @staticmethod
+    def past_bytes(config: MimiConfig, carried: int) -> int:
+        """Of an earlier state, beyond what later ones hold: its convolutions, what they have joined or left out since (two
+        segments, whichever state it is), and as much for its own frame twice over."""
+        position = config.layers * 2 * config.dimension * 4
+        return 4 * carried + (2 * SEGMENT + 2) * config.per_frame * position
+
 
 class Direction(Protocol):
     """``Mimi.encode`` or ``Mimi.decode``."""

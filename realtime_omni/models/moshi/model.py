@@ -107,8 +107,9 @@ class Moshi(DuplexBase):
             yields=True,
             keeps_on_barge_in=True,
         )
-        own = self._streams.count * self._streams.columns * 8
-        own += sum(CodecState.most_bytes(codec, carried) for carried in self._carried.values())
+        ring = self._streams.count * self._streams.columns * 8
+        own = ring + sum(CodecState.most_bytes(codec, carried) for carried in self._carried.values())
+        past = ring + sum(CodecState.past_bytes(codec, carried) for carried in self._carried.values())
         self._spec = ModelSpec(
             name=name,
             kv=KVSpec(
@@ -126,6 +127,7 @@ class Moshi(DuplexBase):
             fps=codec.frame_rate,
             frames_per_block=1,
             rollback_safe=True,
+            past_state_bytes=past,
             duplex=self._duplex,
         )
         self._silence: NDArray[np.float32] = np.zeros(self._duplex.output_samples, np.float32)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from models.moshi.tiny import checkpoint, persona, recipe
+from realtime_omni.build import kv_spec
 from realtime_omni.errors import ArgumentError, ConfigError
 from realtime_omni.models import catalog
 from realtime_omni.models.moshi import prompts
@@ -94,6 +95,29 @@ def test_a_call_begins_with_the_voice_and_text_that_its_first_frame_asks_for(tmp
     assert any(not np.array_equal(a, b) for a, b in zip(told, other, strict=True))
     text = model._tokens("hello you")
     assert engine.runner.book.completed_frames("told") == 9 + prompts.length(model._voices["south"], text) + 7
+
+
+def test_a_call_that_is_saved_behind_its_prompt_goes_on(tmp_path: Path) -> None:
+    """Between two of its frames there are many of history: a prompt's."""
+    engine = _engine(persona(tmp_path))
+    engine.create("a", seed=0)
+    _hear(engine, "a", 0)
+    _hear(engine, "a", 1, Configure(instructions="hello"))
+    engine.rest()
+    engine.restore(engine.snapshot("a"), "b")
+    assert np.array_equal(_sound(_hear(engine, "a", 2)), _sound(_hear(engine, "b", 2)))
+
+
+def test_calls_hold_no_more_than_is_planned_for_them(folder: Path) -> None:
+    """With the states of four rewinds, over 70 frames: more than four segments of the codec's past."""
+    config = recipe(folder)
+    model = catalog.build(config)
+    engine = InlineEngine(model, config)
+    engine.create("a", seed=0)
+    planned = kv_spec(config, model.spec).model_owned_bytes_per_session
+    for n in range(70):
+        _hear(engine, "a", n)
+        assert engine.runner.state_bytes(SessionId("a")) <= planned
 
 
 def test_a_voice_that_does_not_exist_and_a_text_where_none_is_taken_are_refused(folder: Path, tmp_path: Path) -> None:
