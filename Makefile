@@ -4,7 +4,8 @@
 PYTHON ?= python3
 HOST ?= 127.0.0.1
 PORT ?= 8000
-RECIPE ?= tiny-world
+# Recipes to serve, several of different kinds if you like; empty: what is embedded.
+RECIPE ?=
 # One exact torch release, so that no later step exchanges it. On Linux x86-64, PyPI's own build of it carries CUDA;
 # for a small one: make run TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
 TORCH_SPEC ?= torch==2.13.0
@@ -33,7 +34,7 @@ STRICT := protocols/realtime_omni_protocols clients/python/realtime_omni_client 
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make run    serve $(RECIPE) on http://$(HOST):$(PORT)"
+	@echo "make run    serve $(or $(RECIPE),the embedded models) on http://$(HOST):$(PORT)"
 	@echo "make test   lint, types, import contracts, web page, tests"
 	@echo "make conformance  conversations with unmodified voice clients (installs them once: two minutes)"
 	@echo "make format sort imports and format the Python files"

@@ -61,7 +61,15 @@ Overrides = Annotated[
 
 @app.command()
 def serve(
-    target: Annotated[str, typer.Argument(metavar="[RECIPE_OR_MODEL]", help="A recipe, or a model.")] = "tiny-world",
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE_OR_MODEL]...",
+            help="Recipes or models: at most one world, one voice, one policy. The first one's settings are the server's, and"
+            " its are the environment and --set; --set NAME:SECTION.FIELD=VALUE is for another.",
+            show_default="tiny-world, and voice where fetch has brought it",
+        ),
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Same as --set server.host=...")] = None,
     port: Annotated[int | None, typer.Option(help="Same as --set server.port=...")] = None,
     openpi_port: Annotated[int | None, typer.Option(help="Same as --set server.openpi_port=...")] = None,
@@ -72,17 +80,19 @@ def serve(
     overrides: Overrides = None,
     log_level: Annotated[LogLevel, typer.Option(help="What is logged.")] = LogLevel.INFO,
 ) -> None:
-    """Serve a model until Ctrl-C."""
+    """Serve a model, or several of different kinds, until Ctrl-C."""
     named = {"server.host": host, "server.port": port, "server.openpi_port": openpi_port, "device": device}
     flags = [f"{field}={value}" for field, value in named.items() if value is not None]
     if allow_identity_normalization:
         flags.append("options.allow_identity_normalization=true")
     logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from realtime_omni.config import load
+    from realtime_omni.config import load_several
 
-    config = load(target, os.environ, [*(overrides or ()), *flags])
-    _module("realtime_omni.models.catalog").locate(config.model)  # before the port: a wrong name is the nearer mistake
-    _module("realtime_omni.server.run").serve(config)
+    chosen, note = (targets, "") if targets else _embedded()
+    configs = load_several(chosen, os.environ, [*(overrides or ()), *flags])
+    for config in configs:  # before the port: a wrong name is the nearer mistake
+        _module("realtime_omni.models.catalog").locate(config.model)
+    _module("realtime_omni.server.run").serve(*configs, note=note)
 
 
 @bench_app.command(context_settings=PASS_THROUGH)
@@ -223,6 +233,18 @@ def _module(name: str) -> ModuleType:
         if missing.split(".")[0] == "realtime_omni":
             raise ConfigError(f"this build has no {missing}") from error
         raise ConfigError(f"{missing} is not installed: pip install 'realtime-omni[server]'") from error
+
+
+def _embedded() -> tuple[list[str], str]:
+    """What is served when nothing is named: the world, and the voice where all of it is here; nothing is fetched unasked.
+    The line says how to get it."""
+    world, install = "tiny-world", "pip install 'realtime-omni[voice]'"
+    weights = _module("realtime_omni.models.voice.weights")
+    if any(importlib.util.find_spec(package) is None for package in weights.PACKAGES):
+        return [world], f"Without a voice: {install} and realtime-omni fetch voice bring it (161 MB)."
+    if weights.missing(weights.cache_folder()):
+        return [world], "Without a voice: realtime-omni fetch voice brings it (161 MB, once)."
+    return [world, "voice"], ""
 
 
 def _evaluation_script(model: str) -> ModuleType:

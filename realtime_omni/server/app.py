@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-from collections.abc import AsyncIterator
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from realtime_omni.errors import OmniError
+from realtime_omni.errors import ErrorCode, OmniError, SessionGoneError
 from realtime_omni.media import FORMATS
 from realtime_omni.server.auth import AccessMiddleware, RequestFacts, bearer_tokens
 from realtime_omni.server.backend import Backend, PolicyFacts
@@ -30,6 +30,7 @@ from realtime_omni.server.client_secrets import ClientSecrets
 from realtime_omni.server.clock import Clock
 from realtime_omni.server.codes import describe_error
 from realtime_omni.server.hub import WorldHub
+from realtime_omni.server.kinds import by_kind, kind_of
 from realtime_omni.server.live import LiveHub, add_live_routes
 from realtime_omni.server.metrics import Metrics
 from realtime_omni.server.moshi import add_moshi_routes
@@ -78,18 +79,31 @@ def create_app(
     clock: Clock | None = None,
     robots: PolicyBackend | None = None,
     calls: Calls | None = None,
+    beside: Sequence[Backend] = (),
 ) -> FastAPI:
-    """The application of one manager, with the robot endpoint where there is a policy, and the voice endpoints where there
-    are calls (which whoever calls this opens and closes).
+    """The application of one manager, or of several: one for each kind of model at most. With the robot endpoint where there
+    are robots, and the voice endpoints where there are calls (which whoever calls this opens and closes); both belong to one of
+    the managers.
 
+    ``beside``: the managers after the first, whose settings are the server's. Raises ConfigError for two of the same kind.
     ``app.state.hub`` is the world hub, ``app.state.hubs`` every hub: shut them down before the manager stops. The robots' one,
     ``app.state.robots``, may serve a port of its own too (:func:`realtime_omni.server.openpi.create_policy_app`).
     """
+    models = by_kind((manager, *beside))
     metrics = Metrics()
-    metrics.watch(manager.statistics)
-    hub = WorldHub(manager, settings, metrics, clock)
-    voice_hub = None if calls is None else VoiceHub(calls, manager.describe().name, settings, metrics, clock)
-    robot_hub = None if robots is None else PolicyHub(robots, settings, clock, metrics)
+    for kind, each in models.items():
+        metrics.watch(kind, each.statistics)
+
+    def settings_of(each: Backend) -> ServerSettings:
+        """How long a session waits for its client is its model's matter."""
+        return settings if each is manager else replace(settings, grace_s=each.config.session.grace_s)
+
+    world = models.get("world", manager)
+    hub = WorldHub(world, settings_of(world), metrics, clock)
+    voice = models.get("voice", manager)
+    voice_hub = None if calls is None else VoiceHub(calls, voice.describe().name, settings_of(voice), metrics, clock)
+    policy = models.get("policy", manager)
+    robot_hub = None if robots is None else PolicyHub(robots, settings_of(policy), clock, metrics)
 
     keys = ClientSecrets()
 
@@ -103,9 +117,9 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        for each in app.state.hubs:
-            await each.shutdown(settings.shutdown_timeout_s)
-            each.close()
+        for hub in app.state.hubs:
+            await hub.shutdown(settings.shutdown_timeout_s)
+            hub.close()
 
     app = FastAPI(title="realtime-omni", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.hub = hub
@@ -121,12 +135,13 @@ def create_app(
     app.add_exception_handler(OmniError, _known_error)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(Exception, _unknown_error)
-    _add_status_routes(app, manager, metrics)
-    _add_session_routes(app, manager)
-    _add_model_routes(app, manager)
+    managers = tuple(models.values())
+    _add_status_routes(app, managers, metrics)
+    _add_session_routes(app, managers)
+    _add_model_routes(app, managers)
 
     @app.websocket(PATH)
-    async def world(socket: WebSocket) -> None:
+    async def serve_world(socket: WebSocket) -> None:
         await _serve_world(hub, socket)
 
     if robot_hub is not None:
@@ -139,41 +154,66 @@ def create_app(
     return app
 
 
-def _add_status_routes(app: FastAPI, manager: Backend, metrics: Metrics) -> None:
+def _add_status_routes(app: FastAPI, managers: Sequence[Backend], metrics: Metrics) -> None:
     @app.get("/healthz")
     async def healthz() -> Response:
-        report = manager.health()
-        body = {"status": "ok" if report.ok else "unhealthy", "reason": report.reason}
-        return JSONResponse(body, 200 if report.ok else 503)
+        ok, reason = _health(managers)
+        return JSONResponse({"status": "ok" if ok else "unhealthy", "reason": reason}, 200 if ok else 503)
 
     @app.get("/metrics")
     async def prometheus() -> Response:
         return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _add_session_routes(app: FastAPI, manager: Backend) -> None:
+def _add_session_routes(app: FastAPI, managers: Sequence[Backend]) -> None:
     @app.get("/v1/sessions")
     async def sessions() -> Response:
-        return JSONResponse({"sessions": [_session(view) for view in manager.sessions()]})
+        rows = [_session(each, view) for each in managers for view in each.sessions()]
+        return JSONResponse({"sessions": rows})
 
     @app.delete("/v1/sessions/{session_id}")
     async def close_session(session_id: str) -> Response:
-        await manager.close_session(session_id, "operator")
+        await _holder(managers, session_id).close_session(session_id, "operator")
         return Response(status_code=204)
 
 
-def _add_model_routes(app: FastAPI, manager: Backend) -> None:
+def _add_model_routes(app: FastAPI, managers: Sequence[Backend]) -> None:
     @app.get("/v1/models")
     async def models() -> Response:
-        named = {"id": manager.describe().name, "object": "model", "created": 0, "owned_by": "realtime-omni"}
-        return JSONResponse({"object": "list", "data": [named], "models": [_model(manager)]})
+        ids = [each.describe().name for each in managers]
+        named = [{"id": name, "object": "model", "created": 0, "owned_by": "realtime-omni"} for name in ids]
+        return JSONResponse({"object": "list", "data": named, "models": [_model(each) for each in managers]})
 
     @app.get("/v1/models/{name}/starts/{start}.png")
     async def start_picture(name: str, start: str) -> Response:
-        if name != manager.describe().name or start not in manager.describe().starts:
-            return _error(404, WireCode.INVALID_ARGUMENT, "no such start picture")
-        picture = await asyncio.to_thread(manager.start_image, start)
-        return Response(picture, media_type="image/png", headers={"cache-control": "max-age=3600"})
+        for each in managers:
+            if name == each.describe().name and start in each.describe().starts:
+                picture = await asyncio.to_thread(each.start_image, start)
+                return Response(picture, media_type="image/png", headers={"cache-control": "max-age=3600"})
+        return _error(404, WireCode.INVALID_ARGUMENT, "no such start picture")
+
+
+def _health(managers: Sequence[Backend]) -> tuple[bool, str]:
+    """Well when every engine is; of several the ill ones are named."""
+    if len(managers) == 1:
+        report = managers[0].health()
+        return report.ok, report.reason
+    ill = [f"{each.describe().name}: {report.reason}" for each in managers if not (report := each.health()).ok]
+    return not ill, "; ".join(ill) or "ok"
+
+
+def _holder(managers: Sequence[Backend], session_id: str) -> Backend:
+    """Whose session this is; else whose it was, else the first: they know which error to raise."""
+    last = managers[0]
+    for each in managers:
+        try:
+            each.get_session(session_id)
+        except SessionGoneError as error:
+            if error.code is ErrorCode.SESSION_GONE:
+                last = each
+        else:
+            return each
+    return last
 
 
 async def _serve_world(hub: WorldHub, socket: WebSocket) -> None:
@@ -206,9 +246,10 @@ async def _refuse_version(hub: WorldHub, transport: StarletteTransport) -> None:
         pass
 
 
-def _session(view: Any) -> dict[str, object]:
+def _session(manager: Backend, view: Any) -> dict[str, object]:
     return {
         "session_id": view.session_id,
+        "model": manager.describe().name,
         "state": view.state,
         "epoch": view.epoch,
         "chunk_index": view.chunk_index,
@@ -220,14 +261,13 @@ def _session(view: Any) -> dict[str, object]:
 
 def _model(manager: Backend) -> dict[str, object]:
     model = manager.describe()
-    makes_worlds = model.policy is None and model.duplex is None
     return {
         "name": model.name,
         "width": model.width,
         "height": model.height,
         "fps": manager.config.session.fps or model.fps,
         "frames_per_block": model.pictures_per_block,
-        "formats": [name for name in FORMATS if makes_worlds and _available(name, model)],
+        "formats": [name for name in FORMATS if kind_of(model) == "world" and _available(name, model)],
         "default_prompt": model.default_prompt,
         "prompts": list(model.prompts),
         "starts": list(model.starts),

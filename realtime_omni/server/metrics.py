@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from realtime_omni.media import FORMATS
 from realtime_omni.server.backend import EngineNumbers
+from realtime_omni.server.kinds import KINDS, Kind
 from realtime_omni_protocols.errors import WireCode
 from realtime_omni_protocols.openpi import PolicyCode, Row
 
@@ -51,6 +52,8 @@ class MetricSpec:
 
 _P = "realtime_omni_"
 _FORMAT = {"format": FORMATS}
+_MODEL = {"model": KINDS}
+"""Every model has an engine of its own, and is told by its kind: a server has one of each at most."""
 TABLE: tuple[MetricSpec, ...] = (
     MetricSpec(f"{_P}open_connections", "gauge", "connections", "Open WebSocket connections.", "sum"),
     MetricSpec(
@@ -194,20 +197,31 @@ TABLE: tuple[MetricSpec, ...] = (
         {"stage": ROBOT_STAGES},
         CONTROL_BUCKETS,
     ),
-    MetricSpec(f"{_P}engine_ticks_total", "counter", "ticks", "Settled ticks (one tick serves a batch).", "rate, sum"),
+    MetricSpec(
+        f"{_P}engine_ticks_total", "counter", "ticks", "Settled ticks (one tick serves a batch).", "rate, sum", _MODEL
+    ),
     MetricSpec(
         f"{_P}engine_chunks_total",
         "counter",
         "blocks",
         "Blocks of single sessions, by result.",
         "rate, sum",
-        {"result": ("committed", "failed", "aborted")},
+        _MODEL | {"result": ("committed", "failed", "aborted")},
     ),
-    MetricSpec(f"{_P}engine_sessions", "gauge", "sessions", "Live sessions of the engine.", "sum"),
-    MetricSpec(f"{_P}engine_tombstones", "gauge", "sessions", "Sessions whose release failed and is retried.", "sum"),
-    MetricSpec(f"{_P}engine_inbox_depth", "gauge", "commands", "Commands waiting for the engine thread.", "max"),
+    MetricSpec(f"{_P}engine_sessions", "gauge", "sessions", "Live sessions of the engine.", "sum", _MODEL),
     MetricSpec(
-        f"{_P}engine_progress_age_seconds", "gauge", "seconds", "Time since the engine last made progress.", "max"
+        f"{_P}engine_tombstones", "gauge", "sessions", "Sessions whose release failed and is retried.", "sum", _MODEL
+    ),
+    MetricSpec(
+        f"{_P}engine_inbox_depth", "gauge", "commands", "Commands waiting for the engine thread.", "max", _MODEL
+    ),
+    MetricSpec(
+        f"{_P}engine_progress_age_seconds",
+        "gauge",
+        "seconds",
+        "Time since the engine last made progress.",
+        "max",
+        _MODEL,
     ),
     MetricSpec(
         f"{_P}engine_memory_bytes",
@@ -215,9 +229,9 @@ TABLE: tuple[MetricSpec, ...] = (
         "bytes",
         "Memory by owner: the pool of KV pages, scratch pages, weights, and model states with shared storage counted once.",
         "sum",
-        {"owner": MEMORY_OWNERS},
+        _MODEL | {"owner": MEMORY_OWNERS},
     ),
-    MetricSpec(f"{_P}kv_pages", "gauge", "pages", "Pages of the KV pool.", "sum", {"state": ("free", "used")}),
+    MetricSpec(f"{_P}kv_pages", "gauge", "pages", "Pages of the KV pool.", "sum", _MODEL | {"state": ("free", "used")}),
 )
 _BY_NAME = {spec.name: spec for spec in TABLE}
 
@@ -229,13 +243,16 @@ class Metrics:
         self.registry = CollectorRegistry(auto_describe=False)
         self._made: dict[str, Any] = {}
         self._checked: dict[tuple[object, ...], Any] = {}
+        self._engines = _EngineCollector()
         for spec in TABLE:
             if not spec.name.startswith((f"{_P}engine_", f"{_P}kv_")):
                 self._made[spec.name] = _make(spec, self.registry)
 
-    def watch(self, statistics: Callable[[], EngineNumbers]) -> None:
-        """Read the engine's numbers at every scrape."""
-        self.registry.register(_EngineCollector(statistics))
+    def watch(self, kind: Kind, statistics: Callable[[], EngineNumbers]) -> None:
+        """Read an engine's numbers at every scrape."""
+        if not self._engines.sources:
+            self.registry.register(self._engines)
+        self._engines.sources[kind] = statistics
 
     def count(self, name: str, amount: float = 1, **labels: str) -> None:
         """Raise a counter. A value outside the table is a bug and raises ValueError."""
@@ -294,35 +311,39 @@ def _make(spec: MetricSpec, registry: CollectorRegistry) -> Any:
     return made
 
 
-class _EngineCollector(Collector):
-    """Turns the manager's statistics into samples when asked."""
+_ENGINE_GAUGES = {
+    "engine_sessions": "sessions",
+    "engine_tombstones": "tombstones",
+    "engine_inbox_depth": "inbox_depth",
+    "engine_progress_age_seconds": "progress_age_s",
+}
 
-    def __init__(self, statistics: Callable[[], EngineNumbers]) -> None:
-        self._statistics = statistics
+
+class _EngineCollector(Collector):
+    """Turns the managers' statistics into samples when asked."""
+
+    def __init__(self) -> None:
+        self.sources: dict[Kind, Callable[[], EngineNumbers]] = {}
 
     def collect(self) -> Iterable[Metric]:
-        numbers = self._statistics()
-        yield CounterMetricFamily(f"{_P}engine_ticks", _help("engine_ticks_total"), value=numbers.ticks_settled)
-        chunks = CounterMetricFamily(f"{_P}engine_chunks", _help("engine_chunks_total"), labels=["result"])
-        chunks.add_metric(["committed"], numbers.chunks_committed)
-        chunks.add_metric(["failed"], numbers.chunks_failed)
-        chunks.add_metric(["aborted"], numbers.chunks_aborted)
-        yield chunks
-        for name, value in (
-            ("engine_sessions", numbers.sessions),
-            ("engine_tombstones", numbers.tombstones),
-            ("engine_inbox_depth", numbers.inbox_depth),
-            ("engine_progress_age_seconds", numbers.progress_age_s),
-        ):
-            yield GaugeMetricFamily(_P + name, _help(name), value=value)
-        pages = GaugeMetricFamily(f"{_P}kv_pages", _help("kv_pages"), labels=["state"])
-        pages.add_metric(["free"], numbers.pages_total - numbers.pages_used)
-        pages.add_metric(["used"], numbers.pages_used)
-        yield pages
-        memory = GaugeMetricFamily(f"{_P}engine_memory_bytes", _help("engine_memory_bytes"), labels=["owner"])
-        for owner in MEMORY_OWNERS:
-            memory.add_metric([owner], getattr(numbers.memory, owner))
-        yield memory
+        ticks = CounterMetricFamily(f"{_P}engine_ticks", _help("engine_ticks_total"), labels=["model"])
+        chunks = CounterMetricFamily(f"{_P}engine_chunks", _help("engine_chunks_total"), labels=["model", "result"])
+        gauges = {name: GaugeMetricFamily(_P + name, _help(name), labels=["model"]) for name in _ENGINE_GAUGES}
+        pages = GaugeMetricFamily(f"{_P}kv_pages", _help("kv_pages"), labels=["model", "state"])
+        memory = GaugeMetricFamily(f"{_P}engine_memory_bytes", _help("engine_memory_bytes"), labels=["model", "owner"])
+        for kind, statistics in self.sources.items():
+            numbers = statistics()
+            ticks.add_metric([kind], numbers.ticks_settled)
+            chunks.add_metric([kind, "committed"], numbers.chunks_committed)
+            chunks.add_metric([kind, "failed"], numbers.chunks_failed)
+            chunks.add_metric([kind, "aborted"], numbers.chunks_aborted)
+            for name, field_name in _ENGINE_GAUGES.items():
+                gauges[name].add_metric([kind], getattr(numbers, field_name))
+            pages.add_metric([kind, "free"], numbers.pages_total - numbers.pages_used)
+            pages.add_metric([kind, "used"], numbers.pages_used)
+            for owner in MEMORY_OWNERS:
+                memory.add_metric([kind, owner], getattr(numbers.memory, owner))
+        return (ticks, chunks, *gauges.values(), pages, memory)
 
     def describe(self) -> Iterable[Metric]:
         return ()

@@ -1,7 +1,7 @@
-"""``serve``: one process, one manager, one listening socket, and an orderly end.
+"""``serve``: one process, a manager for each model, one listening socket, and an orderly end.
 
-Owns the socket, the signals and the order of start and stop: check the settings, bind, start the manager, say the URL; on
-SIGTERM or SIGINT close every session with its last word, then the sockets, then the manager, each within a bound.
+Owns the socket, the signals and the order of start and stop: check the settings, bind, start the managers, say the URL; on
+SIGTERM or SIGINT close every session with its last word, then the sockets, then the managers, each within a bound.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -25,6 +25,7 @@ from realtime_omni.server.app import create_app
 from realtime_omni.server.deployment import read_contract
 from realtime_omni.server.engine_policy import EnginePolicy
 from realtime_omni.server.guard import GuardedHttp
+from realtime_omni.server.kinds import by_kind
 from realtime_omni.server.openpi import create_policy_app
 from realtime_omni.server.peer import PeerProtocol
 from realtime_omni.server.settings import ServerSettings
@@ -38,8 +39,9 @@ SWITCH_INTERVAL_S = 0.0005
 for this long when another one wants it; with Python's own 5 ms that wait is most of what a block costs."""
 
 
-def serve(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT.
+def serve(config: Config, *beside: Config, note: str = "") -> None:
+    """Serve until SIGTERM or SIGINT. ``beside``: models of other kinds; the server's settings are the first's. ``note``: a
+    line for whoever started it, once it serves.
 
     Raises:
         ConfigError: refused settings (a public host without a key) or an address that cannot be bound.
@@ -53,7 +55,8 @@ def serve(config: Config) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         runner = asyncio.Runner(loop_factory=_loop_factory())
         with runner, contextlib.suppress(asyncio.CancelledError):  # a second signal while stopping
-            runner.run(_serve(SessionManager(config=config), settings, listener, robots))
+            managers = [SessionManager(config=each) for each in (config, *beside)]
+            runner.run(_serve(managers, settings, listener, robots, note))
 
 
 def keep_for_good() -> None:
@@ -75,14 +78,23 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(
-    manager: SessionManager, settings: ServerSettings, listener: socket.socket, robots: socket.socket | None
+    managers: Sequence[SessionManager],
+    settings: ServerSettings,
+    listener: socket.socket,
+    robots: socket.socket | None,
+    note: str,
 ) -> None:
     stop, serving = asyncio.Event(), asyncio.Event()
     with _signals(stop, serving):
-        async with manager, _listening(manager, settings, listener, robots) as where:
+        async with contextlib.AsyncExitStack() as stack:
+            for manager in managers:  # in turn: two threads that import torch's parts at once could meet half-made ones
+                await stack.enter_async_context(manager)
+            where = await stack.enter_async_context(_listening(managers, settings, listener, robots))
             keep_for_good()
             serving.set()
-            sys.stdout.write(f"realtime-omni serves {manager.describe().name} on {where}  (Ctrl-C stops it)\n")
+            names = " and ".join(manager.describe().name for manager in managers)
+            ready = f"realtime-omni serves {names} on {where}  (Ctrl-C stops it)"
+            sys.stdout.write("\n".join((ready, note, "") if note else (ready, "")))
             sys.stdout.flush()
             await stop.wait()
             _log.info("stopping")
@@ -90,20 +102,23 @@ async def _serve(
 
 @contextlib.asynccontextmanager
 async def _listening(
-    manager: SessionManager, settings: ServerSettings, listener: socket.socket, robots: socket.socket | None
+    managers: Sequence[SessionManager], settings: ServerSettings, listener: socket.socket, robots: socket.socket | None
 ) -> AsyncIterator[str]:
     """The application; for a voice its calls, for a policy robots on its port and on one of their own. Yields where, in
     words."""
-    backend = robot_backend(manager)
-    if backend is None and robots is not None:
-        raise ConfigError("server.openpi_port: this model is no policy", path="server.openpi_port")
+    backends = [backend for manager in managers if (backend := robot_backend(manager)) is not None]
+    if not backends and robots is not None:
+        raise ConfigError("server.openpi_port: no policy is served", path="server.openpi_port")
+    voice = by_kind(managers).get("voice")
     async with contextlib.AsyncExitStack() as stack:
         calls = None
-        if manager.describe().duplex is not None:
+        if voice is not None:
             from realtime_omni.call import Calls
 
-            calls = await stack.enter_async_context(Calls(manager))
-        app = create_app(manager, settings, robots=backend, calls=calls)
+            calls = await stack.enter_async_context(Calls(voice))
+        first, *beside = managers
+        backend = backends[0] if backends else None
+        app = create_app(first, settings, robots=backend, calls=calls, beside=beside)
         where = await stack.enter_async_context(running(app, settings, listener))
         if robots is not None:
             url = await stack.enter_async_context(running(create_policy_app(app.state.robots), settings, robots))

@@ -52,7 +52,7 @@ def test_a_label_value_outside_the_table_is_refused() -> None:
 async def test_what_is_scraped_after_a_session_is_exactly_the_table() -> None:
     manager = FakeManager()
     hub = make_hub(manager)
-    hub.metrics.watch(lambda: FakeStatistics(ticks_settled=3, pages_total=10, pages_used=4))
+    hub.metrics.watch("world", lambda: FakeStatistics(ticks_settled=3, pages_total=10, pages_used=4))
     client = Client(hub)
     await client.start(session_id="secret-session", prompt="a secret prompt")
     client.press(0)
@@ -74,7 +74,7 @@ async def test_what_is_scraped_after_a_session_is_exactly_the_table() -> None:
             assert set(labels) == set(spec.labels)
             assert all(value in spec.labels[name] for name, value in labels.items())
     assert hub.metrics.value("sessions_closed_total", reason="client") == 1
-    assert hub.metrics.value("kv_pages", state="used") == 4
+    assert hub.metrics.value("kv_pages", model="world", state="used") == 4
     assert hub.metrics.value("open_connections") == 0
 
 

@@ -184,7 +184,7 @@ def test_a_policy_is_served_on_both_ports_and_ends_cleanly() -> None:
                 with urllib.request.urlopen(port + "/healthz", timeout=10) as answer:
                     assert answer.status == 200
             with urllib.request.urlopen(main + "/metrics", timeout=10) as answer:
-                assert b"realtime_omni_engine_ticks_total 2.0" in answer.read()
+                assert b'realtime_omni_engine_ticks_total{model="policy"} 2.0' in answer.read()
             with urllib.request.urlopen(main + "/v1/models", timeout=10) as answer:
                 (model,) = json.load(answer)["models"]
                 assert model["formats"] == []
@@ -201,8 +201,25 @@ def test_a_policy_is_served_on_both_ports_and_ends_cleanly() -> None:
             process.kill()
 
 
+def test_a_world_and_a_voice_are_served_together_and_end_cleanly() -> None:
+    process = server_process("puppet", "--set", "puppet:session.max_sessions=3")
+    try:
+        url = ready_url(process)
+        with urllib.request.urlopen(url + "/v1/models", timeout=10) as answer:
+            assert [(m["name"], m["max_sessions"]) for m in json.load(answer)["models"]] == [("null", 64), ("puppet", 3)]
+        with connect(url.replace("http", "ws") + "/v1/realtime?model=puppet") as call:
+            assert json.loads(call.recv(timeout=10))["type"] == "session.created"
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=20)
+        assert process.returncode == 0
+        assert "Traceback" not in errors
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
+
+
 def test_a_world_has_no_port_for_robots() -> None:
     process = server_process("--openpi-port", "0")
     _, errors = process.communicate(timeout=READY_S)
     assert process.returncode == 2
-    assert "server.openpi_port: this model is no policy" in errors
+    assert "server.openpi_port: no policy is served" in errors

@@ -20,6 +20,8 @@ from pathlib import Path
 from realtime_omni.errors import BackendUnavailable
 
 MIRROR_ENV = "REALTIME_OMNI_WEIGHTS"
+PACKAGES = ("gguf", "hibari", "onnxruntime", "tokenizers")
+"""What the extra ``voice`` brings; the speaking part's weights come with it."""
 _COPY_BYTES = 1 << 20
 
 
