@@ -19,7 +19,7 @@ from realtime_omni.call import Calls
 from realtime_omni.config import load
 from realtime_omni.errors import ConfigError
 from realtime_omni.manager import SessionManager
-from realtime_omni.server.app import create_app
+from realtime_omni.server.app import PAGE, create_app
 from realtime_omni.server.kinds import by_kind
 from realtime_omni.server.run import bind, robot_backend, running
 from realtime_omni.server.settings import ServerSettings
@@ -66,6 +66,7 @@ async def test_the_models_are_listed_world_first_whatever_their_order() -> None:
             for model in body["models"]
         ]
         assert told == [(True, False, False), (False, True, False), (False, False, True)]
+        assert (await http.get("/")).text == (PAGE / "index.html").read_text(encoding="utf-8")
 
 
 async def test_each_endpoint_is_its_own_models() -> None:

@@ -206,7 +206,10 @@ def test_a_world_and_a_voice_are_served_together_and_end_cleanly() -> None:
     try:
         url = ready_url(process)
         with urllib.request.urlopen(url + "/v1/models", timeout=10) as answer:
-            assert [(m["name"], m["max_sessions"]) for m in json.load(answer)["models"]] == [("null", 64), ("puppet", 3)]
+            assert [(m["name"], m["max_sessions"]) for m in json.load(answer)["models"]] == [
+                ("null", 64),
+                ("puppet", 3),
+            ]
         with connect(url.replace("http", "ws") + "/v1/realtime?model=puppet") as call:
             assert json.loads(call.recv(timeout=10))["type"] == "session.created"
             process.send_signal(signal.SIGTERM)
