@@ -64,7 +64,7 @@ def serve(
     targets: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RECIPE_OR_MODEL]...",
+            metavar="RECIPE_OR_MODEL",
             help="Recipes or models: at most one world, one voice, one policy. The first one's settings are the server's, and"
             " its are the environment and --set; --set NAME:SECTION.FIELD=VALUE is for another.",
             show_default="tiny-world, and voice where fetch has brought it",
