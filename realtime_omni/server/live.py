@@ -72,10 +72,12 @@ class LiveHub:
             finally:
                 session.detach(peer)
 
-    @staticmethod
-    async def _read(transport: PromptTransport, session: LiveSession, peer: int) -> None:
+    async def _read(self, transport: PromptTransport, session: LiveSession, peer: int) -> None:
+        pace = self.voice.reading_pace()
         while True:
-            session.receive(peer, await transport.receive())
+            frame = await transport.receive()
+            await pace.admit()
+            session.receive(peer, frame)
 
     # -- sessions --------------------------------------------------------------------------------------------------
 

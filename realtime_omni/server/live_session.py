@@ -55,7 +55,6 @@ from realtime_omni_protocols.live import (
     tool_choice,
 )
 from realtime_omni_protocols.live.config import BUILT_IN_VOICES
-from realtime_omni_protocols.world_server import TokenBucket
 
 if TYPE_CHECKING:
     from realtime_omni.call import Call
@@ -205,12 +204,10 @@ class LiveSession:
         self._do(self.side.receive(peer, frame))
 
     async def _read(self) -> None:
-        clock, rate = self._voice.clock, self._voice.settings.max_messages_per_s
-        bucket = TokenBucket(rate, clock.now_s())
+        pace = self._voice.reading_pace()
         while True:
             frame = await self._transport.receive()
-            if not bucket.take(1, clock.now_s()):
-                await clock.wait(self._ending, clock.now_s() + 1 / rate)
+            await pace.admit()
             self.receive(PRIMARY, frame)
 
     # -- commands --------------------------------------------------------------------------------------------------

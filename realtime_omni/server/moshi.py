@@ -164,8 +164,11 @@ class MoshiConnection:
         return call
 
     async def _read(self, call: Call) -> None:
+        pace = self._hub.reading_pace()
         while True:
-            for command in self.side.receive(await self._transport.receive()):
+            frame = await self._transport.receive()
+            await pace.admit()
+            for command in self.side.receive(frame):
                 if isinstance(command, Audio):
                     await self._hear(command.data, call)
                 else:

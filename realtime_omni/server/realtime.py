@@ -32,7 +32,6 @@ from realtime_omni_protocols.realtime import DUPLEX_PATH, PATH, RealtimeClose, R
 from realtime_omni_protocols.realtime.items import MAX_FRAME_BYTES
 from realtime_omni_protocols.realtime.server_events import ErrorBody, SessionReplaced, SessionResumed
 from realtime_omni_protocols.realtime.session import convert, initial, shown_session, updated
-from realtime_omni_protocols.world_server import TokenBucket
 
 SUBPROTOCOL = "realtime"
 """What browsers offer beside the one that carries their key."""
@@ -67,13 +66,10 @@ class RealtimeConnection:
             self._session.detach(self._attachment)
 
     async def _read(self) -> None:
-        clock, rate = self._hub.clock, self._hub.settings.max_messages_per_s
-        bucket, never = TokenBucket(rate, clock.now_s()), asyncio.Event()
+        pace = self._hub.reading_pace()  # a recording may come at once, in packets
         while True:
             frame = await self._transport.receive()
-            # Who sends too fast is read more slowly: a recording may come at once, in packets.
-            while not bucket.take(1 + len(frame) // BYTES_PER_MESSAGE, clock.now_s()):
-                await clock.wait(never, clock.now_s() + 1 / rate)
+            await pace.admit(1 + len(frame) // BYTES_PER_MESSAGE)
             try:
                 self._session.receive(frame, self._attachment)
             except Exception as fault:  # the session says so with its last event, and the writer closes

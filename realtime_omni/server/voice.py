@@ -17,6 +17,7 @@ from realtime_omni.server.clock import Clock, LoopClock
 from realtime_omni.server.codes import describe_error
 from realtime_omni.server.metrics import Metrics
 from realtime_omni.server.settings import ServerSettings
+from realtime_omni_protocols.world_server import TokenBucket
 
 if TYPE_CHECKING:
     from realtime_omni.call import Call, Calls
@@ -27,6 +28,20 @@ _log = logging.getLogger(__name__)
 VoiceProtocol: TypeAlias = Literal["live", "moshi", "realtime"]
 MAX_SESSION_S = 24 * 3600.0
 """A call that is forgotten does not stay for ever; protocols that have a field for it say when it ends."""
+
+
+class ReadingPace:
+    """How fast one connection is read. Who sends faster is read more slowly and loses nothing; its socket fills up."""
+
+    def __init__(self, clock: Clock, messages_per_s: float) -> None:
+        self._clock = clock
+        self._bucket = TokenBucket(messages_per_s, clock.now_s())
+        self._never = asyncio.Event()
+
+    async def admit(self, messages: int = 1) -> None:
+        """Returns when what was received, as so many messages, may be acted upon."""
+        while not self._bucket.take(messages, self._clock.now_s()):
+            await self._clock.wait(self._never, self._clock.now_s() + 1 / self._bucket.rate)
 
 
 class VoiceHub:
@@ -65,6 +80,10 @@ class VoiceHub:
     def full(self) -> bool:
         """No more connections."""
         return self.connections >= self.settings.max_connections
+
+    def reading_pace(self) -> ReadingPace:
+        """Of a new connection."""
+        return ReadingPace(self.clock, self.settings.max_messages_per_s)
 
     @contextlib.contextmanager
     def connection(self, protocol: VoiceProtocol) -> Iterator[None]:
@@ -128,4 +147,4 @@ class VoiceHub:
         """Nothing is held beyond `shutdown`."""
 
 
-__all__ = ["MAX_SESSION_S", "VoiceHub", "VoiceProtocol"]
+__all__ = ["MAX_SESSION_S", "ReadingPace", "VoiceHub", "VoiceProtocol"]

@@ -222,6 +222,21 @@ async def test_a_sideband_sees_both_directions_and_the_end() -> None:
             server.attach(session_id)
 
 
+async def test_a_sideband_that_sends_too_much_is_read_more_slowly() -> None:
+    async with voice_server(max_messages_per_s=10.0) as server:
+        client = await server.start()
+        sideband = server.attach(client.of("session.started")[0]["session"]["id"])
+        for _ in range(40):
+            sideband.inbound.put_nowait("{}")
+        await server.rest()
+        assert len(sideband.of("error")) == 10
+        for _ in range(40):
+            server.clock.advance(0.1)
+            await server.rest()
+        assert len(sideband.of("error")) == 40
+        client.drop()
+
+
 async def test_a_sideband_that_reads_nothing_delays_nobody() -> None:
     async with voice_server() as server:
         client = await server.start()

@@ -128,6 +128,20 @@ def ogg_page(number: int, serial: bytes, packets: list[bytes]) -> bytes:
     return page[:22] + struct.pack("<I", check) + page[26:]
 
 
+async def test_messages_that_mean_nothing_are_read_at_a_pace_too() -> None:
+    async with voice_server(max_messages_per_s=10.0) as server:
+        client = await connect(server)
+        for _ in range(40):
+            client.inbound.put_nowait(b"\x06")
+        await server.rest()
+        assert client.inbound.qsize() == 29
+        for _ in range(40):
+            server.clock.advance(0.1)
+            await server.rest()
+        assert client.inbound.empty()
+        assert client.closed is None
+
+
 async def test_hours_of_silence_in_a_few_bytes_are_read_in_their_time() -> None:
     """A packet of one byte is 20 ms of sound: what is far ahead of time waits, undecoded."""
     async with voice_server() as server:
