@@ -1,4 +1,4 @@
-"""The command line: ``realtime-omni serve | bench | eval | fetch | models | check-model | policy | version``.
+"""The command line: ``realtime-omni serve | demo | bench | eval | fetch | models | check-model | policy | version``.
 
 Owns flags and exit codes. Every command imports what it needs itself, so that ``--help`` is instant and a missing extra
 is named instead of raised. Exit codes: 0 done, 1 the check or evaluation failed, 2 the request was refused.
@@ -138,8 +138,24 @@ def evaluate(
     what: Annotated[str, typer.Argument(help="An embedded model, such as tiny-world; or duplex: two recordings.")],
 ) -> None:
     """Measure an embedded model's quality with its own recipe (needs a checkout), or how a recorded voice keeps time."""
-    script = _module("realtime_omni.bench.eval_duplex") if what == "duplex" else _evaluation_script(what)
+    script = (
+        _module("realtime_omni.bench.eval_duplex") if what == "duplex" else _recipe_script(what, "evaluate", "eval")
+    )
     _exit_with(script.main(context.args))
+
+
+DEMOS = {"robot": "tiny-policy"}
+"""What ``demo`` shows, and the recipe that it belongs to."""
+
+
+@app.command(context_settings=PASS_THROUGH)
+def demo(context: typer.Context, what: Annotated[str, typer.Argument(help="robot")] = "robot") -> None:
+    """A simulated robot led by a served policy, in the browser (needs a checkout): `demo robot --help` lists the flags."""
+    if what not in DEMOS:
+        raise ConfigError(
+            f"demo {what}: known: {', '.join(DEMOS)}; a world has its page by itself: realtime-omni serve"
+        )
+    _exit_with(_recipe_script(DEMOS[what], "demo", "demo").main(context.args))
 
 
 @app.command()
@@ -247,18 +263,18 @@ def _embedded() -> tuple[list[str], str]:
     return [world, "voice"], ""
 
 
-def _evaluation_script(model: str) -> ModuleType:
-    """``recipes/<model>/evaluate.py`` of the checkout. Training recipes are not part of the wheel."""
+def _recipe_script(model: str, script: str, command: str) -> ModuleType:
+    """``recipes/<model>/<script>.py`` of the checkout. Recipes' programs are not part of the wheel."""
     checkout = Path(__file__).resolve().parent.parent
     folder = checkout / "recipes" / model.replace("-", "_")
-    script = folder / "evaluate.py"
-    if not model.replace("-", "").replace("_", "").isalnum() or not script.is_file():
+    file = folder / f"{script}.py"
+    if not model.replace("-", "").replace("_", "").isalnum() or not file.is_file():
         raise ConfigError(
-            f"eval {model}: recipes/{folder.name}/evaluate.py was not found; evaluation needs a checkout of the"
+            f"{command} {model}: recipes/{folder.name}/{script}.py was not found; {command} needs a checkout of the"
             " repository (an installed wheel carries only the weights)"
         )
     sys.path.insert(0, str(checkout))  # a recipe imports its neighbours as recipes.<model>
-    spec = importlib.util.spec_from_file_location(f"{folder.name}_evaluate", script)
+    spec = importlib.util.spec_from_file_location(f"{folder.name}_{script}", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

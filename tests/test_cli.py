@@ -152,6 +152,13 @@ def test_an_evaluation_that_is_not_in_this_checkout_says_where_it_was_looked_for
     assert run(monkeypatch, "eval", "../etc") == 2
 
 
+def test_a_demo_that_there_is_not_is_refused_with_those_that_there_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "demo", "cook") == 2
+    assert "known: robot" in capsys.readouterr().err
+
+
 def test_version_is_the_distributions() -> None:
     command = [sys.executable, "-m", "realtime_omni.cli", "version"]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout

@@ -1,6 +1,7 @@
 """Pictures of the page for the documentation: ``python tests/web/screenshots.py [--model tiny-world] [--out docs/images]``.
 
-Starts its own server and walks a little, so that the pictures show a walk. Needs Chromium, as the browser tests do.
+Starts its own server and walks a little, so that the pictures show a walk; ``--robot URL`` takes the picture of a
+``realtime-omni demo robot --delay 4`` that runs. Needs Chromium, as the browser tests do.
 """
 
 from __future__ import annotations
@@ -65,6 +66,25 @@ def take_what_if(browser: Browser, url: str, out: Path, prompt: str | None) -> N
     page.close()
 
 
+def take_robot(browser: Browser, url: str, out: Path) -> None:
+    """In the middle of an episode, after some with chunks that are joined and some with chunks that are not."""
+    page = browser.new_page(viewport=LAPTOP)
+    page.goto(url)
+    for joining, episodes in (("trained", 4), ("none", 4)):
+        page.click(f"#joinings button:text('{joining}')")
+        score = f"robotDemo.stats().scores?.find((one) => one.joining === '{joining}')"
+        page.wait_for_function(f"({score}?.episodes ?? 0) >= {episodes}", timeout=180_000)
+    page.click("#joinings button:text('trained')")
+    page.wait_for_function(
+        "(({ joining, phase, episode_tick, plan }) =>"
+        " joining === 'trained' && phase === 'running' && episode_tick > 20 && plan.length > 8)(robotDemo.stats())",
+        timeout=60_000,
+    )
+    page.screenshot(path=out / "robot-laptop.png")
+    shrink(out / "robot-laptop.png")
+    page.close()
+
+
 def shrink(file: Path) -> None:
     """256 colours, a third of the bytes: the pictures are in every clone."""
     Image.open(file).convert("RGB").quantize(256).save(file, optimize=True)
@@ -76,12 +96,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
     parser.add_argument("--url", help="a server that runs already")
     parser.add_argument("--prompt", help="the place to go to first")
+    parser.add_argument("--robot", metavar="URL", help="only the picture of this robot's page")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     chromium = os.environ.get("CHROMIUM", "/usr/bin/chromium")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=BROWSER_ARGS)
-        if options.url:
+        if options.robot:
+            take_robot(browser, options.robot, options.out)
+        elif options.url:
             shoot(browser, options.url, options)
         else:
             with running_server(options.model, log=Path(folder) / "log", timeout_s=90) as url:
