@@ -148,6 +148,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> int:
+    model = argparse.ArgumentParser(add_help=False)
+    model.add_argument("--model", default="")
+    known, rest = model.parse_known_args(argv)
+    if known.model == "moshi-geometry":  # no server: the networks alone, in buffers of fixed size
+        from realtime_omni.bench import moshi_geometry
+
+        return moshi_geometry.main(rest)
     args = parse(argv)
     result = asyncio.run(in_process(args) if args.in_process else over_sockets(args))
     conditions = {

@@ -55,7 +55,7 @@ class Streams:
         """The newest whole frame after ``steps``, int64 [B, generated]; NOTHING before there is one."""
         delays = self._delays[: self.generated]
         tokens = self._at(rings[:, : self.generated], steps[:, None] + 1 - self.most_delayed + delays)
-        return torch.where(steps[:, None] < self.most_delayed, NOTHING, tokens)
+        return tokens.masked_fill(steps[:, None] < self.most_delayed, NOTHING)
 
     def _at(self, rings: Tensor, places: Tensor) -> Tensor:
         return rings.gather(2, (places % self.columns)[..., None]).squeeze(2)
