@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 ENTRY_BYTES = 256
-"""What an output without sound counts: some small objects."""
+"""What an output counts beside its sound and ``other_bytes``: some small objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class _Entry(Generic[T]):
     at_s: float
     output: T
     sound_bytes: int
+    other_bytes: int
+    """Of what stays when the sound goes."""
     mute: T | None
     """The same without its sound; None: then nothing is left of it."""
 
@@ -53,14 +55,15 @@ class Journal(Generic[T]):
         self._sounding: deque[_Entry[T]] = deque()
         self._bytes = 0
 
-    def put(self, output: T, now_s: float, *, sound_bytes: int = 0, mute: T | None = None) -> int:
-        """Append an output; ``mute``: what stays of it when its sound goes. Returns its number."""
+    def put(self, output: T, now_s: float, *, sound_bytes: int = 0, other_bytes: int = 0, mute: T | None = None) -> int:
+        """Append an output; ``mute``: what stays of it when its sound goes; ``other_bytes``: of what is no sound, where that
+        may be more than some small objects. Returns its number."""
         self.last_seq += 1
-        entry = _Entry(self.last_seq, now_s, output, sound_bytes, mute)
+        entry = _Entry(self.last_seq, now_s, output, sound_bytes, ENTRY_BYTES + other_bytes, mute)
         self._entries.append(entry)
         if sound_bytes:
             self._sounding.append(entry)
-        self._bytes += sound_bytes + ENTRY_BYTES
+        self._bytes += sound_bytes + entry.other_bytes
         self._trim(now_s)
         return self.last_seq
 
@@ -89,7 +92,7 @@ class Journal(Generic[T]):
         seqs = [e.seq for e in self._entries]
         assert seqs == sorted(set(seqs)), "numbers are out of order"
         assert all(seq <= self.last_seq for seq in seqs), "a number was given twice"
-        assert self._bytes == sum(e.sound_bytes + ENTRY_BYTES for e in self._entries), "bytes were miscounted"
+        assert self._bytes == sum(e.sound_bytes + e.other_bytes for e in self._entries), "bytes were miscounted"
         assert self._bytes <= self.limits.max_bytes + ENTRY_BYTES, "the journal is over its bound"
         assert [e.seq for e in self._sounding] == [e.seq for e in self._entries if e.sound_bytes]
 
@@ -112,7 +115,7 @@ class Journal(Generic[T]):
         if entry.mute is not None:
             entry.output = entry.mute
             return
-        self._bytes -= ENTRY_BYTES
+        self._bytes -= entry.other_bytes
         if self._entries[0] is entry:
             self._entries.popleft()
         else:
@@ -122,5 +125,5 @@ class Journal(Generic[T]):
         entry = self._entries.popleft()
         if entry.sound_bytes:
             self._sounding.popleft()
-        self._bytes -= entry.sound_bytes + ENTRY_BYTES
+        self._bytes -= entry.sound_bytes + entry.other_bytes
         self._lost = entry.seq

@@ -199,7 +199,8 @@ class RealtimeSession:
             if isinstance(event, ResponseDone) and event.response.status == "cancelled":
                 self._journal.silence()  # what nobody has read of it is not to be heard any more
             text = encode(event).decode()
-            self._journal.put(text, now_s, sound_bytes=len(text) if isinstance(event, AudioDelta) else 0)
+            sound, other = (len(text), 0) if isinstance(event, AudioDelta) else (0, len(text))
+            self._journal.put(text, now_s, sound_bytes=sound, other_bytes=other)
         self._wake()
 
     def _wake(self) -> None:

@@ -44,6 +44,14 @@ def test_who_missed_more_than_sound_is_told() -> None:
     assert outputs(journal, 4) == ["5"]
 
 
+def test_what_is_large_without_sound_counts_as_it_is() -> None:
+    journal: Journal[str] = Journal(JournalLimits(max_bytes=10 * ENTRY_BYTES))
+    for number in range(1, 6):
+        journal.put(str(number), 0.0, other_bytes=3 * ENTRY_BYTES)
+    assert outputs(journal) == [Lost(3), "4", "5"]
+    journal.check()
+
+
 def test_age_ends_what_bytes_would_keep() -> None:
     journal: Journal[str] = Journal(JournalLimits(max_age_s=10.0))
     journal.put("old", 0.0)
@@ -70,7 +78,10 @@ def test_it_keeps_its_bounds_and_its_order(puts: list[tuple[int, bool, float]], 
     now_s = 0.0
     for number, (sounds, stays, pause_s) in enumerate(puts, 1):
         now_s += pause_s
-        assert journal.put(number, now_s, sound_bytes=sounds * SOUND, mute=number if stays else None) == number
+        put = journal.put(
+            number, now_s, sound_bytes=sounds * SOUND, other_bytes=number % 3 * 400, mute=number if stays else None
+        )
+        assert put == number
         journal.check()
         if number % 7 == 0:
             journal.silence()

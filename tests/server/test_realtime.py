@@ -14,7 +14,8 @@ import pytest
 from protocols.realtime.driver import dump
 from protocols.realtime.grammar import Grammar
 from realtime_omni.server.realtime import RealtimeConnection
-from realtime_omni.server.realtime_session import RealtimeSession, RealtimeSessions
+from realtime_omni.server.realtime_session import LIMITS, RealtimeSession, RealtimeSessions
+from realtime_omni_protocols.realtime import RealtimeClose
 from server.voices import VoiceServer, VoiceTransport, pcm, speech, voice_server
 
 Json = dict[str, Any]
@@ -355,6 +356,24 @@ async def test_a_client_that_sends_too_fast_is_read_more_slowly_and_loses_nothin
         assert client.said == ["Through."]
         assert not client.of("error")
         client.drop()
+
+
+async def test_what_a_client_asks_for_and_does_not_read_is_bounded() -> None:
+    """An item of 30 kB, asked for again and again: the journal stays within its bytes, and who reads on is told the truth."""
+    async with voice_server() as server:
+        client = await connect(server)
+        client.write("a" * 30_000)
+        await server.rest()
+        item_id = client.of("conversation.item.added")[0]["item"]["id"]
+        client.flowing.clear()
+        for _ in range(400):
+            client.say("conversation.item.retrieve", item_id=item_id)
+        await server.rest()
+        held = sum(len(text) for _, text in client.session._journal.after(0) if isinstance(text, str))
+        assert held <= LIMITS.max_bytes
+        client.flowing.set()
+        await server.gone()
+        assert client.closed == (RealtimeClose.OVERLOADED, "events were lost")
 
 
 async def test_a_fault_of_ours_ends_that_session_with_a_code(monkeypatch: pytest.MonkeyPatch) -> None:
