@@ -18,13 +18,15 @@ export default defineConfig({
     cssCodeSplit: false,
     assetsInlineLimit: 0, // data: URLs would need a wider content security policy than 'self'
     rolldownOptions: {
+      input: { page: here("./index.html"), talk: here("./talk.html") },
       output: {
-        entryFileNames: "assets/page.js",
+        entryFileNames: "assets/[name].js",
         chunkFileNames: "assets/[name].js",
         assetFileNames: "assets/page[extname]",
       },
     },
   },
+  worker: { rolldownOptions: { output: { entryFileNames: "assets/talk-[name].js" } } },
   server: {
     port: 5173,
     fs: { allow: [here("../..")] },

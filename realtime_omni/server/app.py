@@ -150,7 +150,8 @@ def create_app(
         add_live_routes(app, LiveHub(voice_hub))
         add_moshi_routes(app, voice_hub)
         add_realtime_routes(app, voice_hub, keys)
-    app.mount("/", _Page(directory=PAGE, html=True, check_dir=False))
+    home = "index.html" if voice_hub is None else "talk.html"
+    app.mount("/", _Page(home))
     return app
 
 
@@ -329,12 +330,16 @@ async def _unknown_error(request: Request, error: Exception) -> Response:
 
 
 class _Page(StaticFiles):
-    """The built page, under a content security policy of its own files only."""
+    """The built page, under a content security policy of its own files only. ``home``: what is shown at its root."""
+
+    def __init__(self, home: str) -> None:
+        super().__init__(directory=PAGE, html=True, check_dir=False)
+        self._home = home
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        if not (PAGE / "index.html").is_file():
+        if not (PAGE / self._home).is_file():
             return PlainTextResponse("The page is not part of this build; the API is at /v1.\n", 404)
-        response = await super().get_response(path, scope)
+        response = await super().get_response(self._home if path == "." else path, scope)
         response.headers.update(_PAGE_HEADERS)
         response.headers["cache-control"] = "no-cache"
         return response

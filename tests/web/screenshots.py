@@ -90,9 +90,25 @@ def shrink(file: Path) -> None:
     Image.open(file).convert("RGB").quantize(256).save(file, optimize=True)
 
 
+def take_talk(browser: Browser, url: str, out: Path) -> None:
+    """Bundled questions, answered; the last answer is interrupted."""
+    page = browser.new_page(viewport=LAPTOP)
+    page.goto(url)
+    page.click("#begin-without")
+    for name, then in (
+        ("capital", "s.answers === 1 && s.floor === 'nobody'"),
+        ("story", "s.floor === 'voice' && s.lines[3].text.length > 40"),
+        ("sum", "s.interruptions === 1 && s.floor === 'voice'"),
+    ):
+        page.click(f'[data-question="{name}"]')
+        page.wait_for_function(f"() => {{ const s = realtimeTalk.stats(); return {then}; }}", polling=30)
+    page.screenshot(path=out / "page-talk.png")
+    page.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="tiny-world", help="tiny-world, null, or fake (the test server)")
+    parser.add_argument("--model", default="tiny-world", help="tiny-world, null, voice, or fake (the test server)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
     parser.add_argument("--url", help="a server that runs already")
     parser.add_argument("--prompt", help="the place to go to first")
@@ -113,6 +129,11 @@ def main() -> None:
 
 
 def shoot(browser: Browser, url: str, options: argparse.Namespace) -> None:
+    if options.model == "voice":
+        take_talk(browser, url, options.out)
+        shrink(options.out / "page-talk.png")
+        print("page-talk.png")
+        return
     for name, size, scale in SHOTS:
         take(browser, url, name, size, scale, options.out, options.prompt)
         print(f"page-{name}.png")

@@ -6,7 +6,10 @@ export interface ModelInfo {
   name: string; prompts: string[]; starts: StartPicture[];
   /** Whether a session may begin from a picture of the user's. */
   takesImage: boolean;
+  /** What a voice can do; null for a model that makes no speech. */
+  voice: Voice | null;
 }
+export interface Voice { turn_modes: string[]; takes_text: boolean }
 
 const KEY_ITEM = "realtime_omni.key";
 
@@ -38,7 +41,7 @@ export async function fetchPicture(url: string): Promise<ImageBitmap> {
 }
 
 function modelOf(entry: unknown, base: string): ModelInfo | null {
-  if (typeof entry === "string") return { name: entry, prompts: [], starts: [], takesImage: true };
+  if (typeof entry === "string") return { name: entry, prompts: [], starts: [], takesImage: true, voice: null };
   if (typeof entry !== "object" || entry === null) return null;
   const fields = entry as Record<string, unknown>;
   const name = fields.name ?? fields.id;
@@ -50,7 +53,13 @@ function modelOf(entry: unknown, base: string): ModelInfo | null {
     return [typeof url === "string" ? { name: startName, url: base + new URL(url, location.origin).pathname } : startOf(name, startName, base)];
   });
   const prompts = (Array.isArray(fields.prompts) ? fields.prompts : []).filter((prompt) => typeof prompt === "string");
-  return { name, prompts, starts, takesImage: fields.takes_image !== false };
+  return { name, prompts, starts, takesImage: fields.takes_image !== false, voice: voiceOf(fields.voice) };
+}
+
+function voiceOf(value: unknown): Voice | null {
+  if (typeof value !== "object" || value === null) return null;
+  const { turn_modes: modes, takes_text: takesText } = value as Record<string, unknown>;
+  return { turn_modes: Array.isArray(modes) ? modes.map(String) : [], takes_text: takesText === true };
 }
 
 export function startOf(model: string, start: string, base: string): StartPicture {
