@@ -150,8 +150,7 @@ def create_app(
         add_live_routes(app, LiveHub(voice_hub))
         add_moshi_routes(app, voice_hub)
         add_realtime_routes(app, voice_hub, keys)
-    home = "index.html" if voice_hub is None else "talk.html"
-    app.mount("/", _Page(home))
+    app.mount("/", _Page("talk.html" if "voice" in models and "world" not in models else "index.html"))
     return app
 
 

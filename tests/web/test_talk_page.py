@@ -207,3 +207,18 @@ def test_a_server_that_takes_nobody_in_is_said_and_can_be_tried_again(open_talk:
     talk.page.wait_for_selector("#card-title:has-text('takes no calls now')")
     talk.page.evaluate("window.full = false")
     talk.begin(microphone=False)
+
+
+def test_a_server_with_a_world_and_a_voice_links_their_pages(open_page: OpenPage, start_server: StartServer) -> None:
+    both = start_server("null", "puppet")
+    page = open_page(both).page
+    page.wait_for_function("() => realtimeOmni.stats().phase === 'live'")
+    page.click("#tabs a:has-text('Talk')")
+    TalkPage(page).begin(microphone=False)
+    page.click("#tabs a:has-text('World')")
+    page.wait_for_function("() => realtimeOmni.stats().phase === 'live'")
+    assert page.locator("#model option").all_inner_texts() == ["null"]
+
+
+def test_a_server_with_one_model_links_nothing(open_talk: Any, url: str) -> None:
+    assert open_talk(url).page.locator("#tabs").is_hidden()

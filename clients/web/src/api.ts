@@ -8,6 +8,7 @@ export interface ModelInfo {
   takesImage: boolean;
   /** What a voice can do; null for a model that makes no speech. */
   voice: Voice | null;
+  makesWorlds: boolean;
 }
 export interface Voice { turn_modes: string[]; takes_text: boolean }
 
@@ -41,7 +42,7 @@ export async function fetchPicture(url: string): Promise<ImageBitmap> {
 }
 
 function modelOf(entry: unknown, base: string): ModelInfo | null {
-  if (typeof entry === "string") return { name: entry, prompts: [], starts: [], takesImage: true, voice: null };
+  if (typeof entry === "string") return { name: entry, prompts: [], starts: [], takesImage: true, voice: null, makesWorlds: true };
   if (typeof entry !== "object" || entry === null) return null;
   const fields = entry as Record<string, unknown>;
   const name = fields.name ?? fields.id;
@@ -53,7 +54,8 @@ function modelOf(entry: unknown, base: string): ModelInfo | null {
     return [typeof url === "string" ? { name: startName, url: base + new URL(url, location.origin).pathname } : startOf(name, startName, base)];
   });
   const prompts = (Array.isArray(fields.prompts) ? fields.prompts : []).filter((prompt) => typeof prompt === "string");
-  return { name, prompts, starts, takesImage: fields.takes_image !== false, voice: voiceOf(fields.voice) };
+  const voice = voiceOf(fields.voice);
+  return { name, prompts, starts, takesImage: fields.takes_image !== false, voice, makesWorlds: voice === null && !fields.policy };
 }
 
 function voiceOf(value: unknown): Voice | null {

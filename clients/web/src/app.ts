@@ -16,6 +16,7 @@ import { Past } from "./past";
 import { WorldPicture } from "./picture";
 import { Player } from "./player";
 import { HELD_KEYS_SCHEMA, type Chunk, type Forked, type Format, type Frame, type Rewound, type ServerError, type ServerMessage, type Started } from "./protocol";
+import { showTabs } from "./tabs";
 import { linkText, View, type Hint } from "./view";
 
 export interface AppOptions { format: Format | null; model: string | null; debug: boolean }
@@ -150,7 +151,9 @@ export class App {
 
   private async findModels(): Promise<boolean> {
     try {
-      this.models = await fetchModels(this.base);
+      const models = await fetchModels(this.base);
+      showTabs(models);
+      this.models = models.filter(({ makesWorlds }) => makesWorlds);
     } catch (error) {
       if (error instanceof KeyWanted) {
         const text = apiKey.get() ? "The server did not accept this key." : "The server wants an API key. It stays in this tab.";

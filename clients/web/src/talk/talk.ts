@@ -1,6 +1,7 @@
 // The Talk page's middle: one call, one sound, one screen, and what each tells the others.
 
 import { apiKey, fetchModels, KeyWanted, Refused, type ModelInfo, type Voice } from "../api";
+import { showTabs } from "../tabs";
 import { Captions } from "./captions";
 import { toBase64, type VoiceEvent } from "./events";
 import { MICROPHONE_GONE, NO_MICROPHONE, notice, sentence, SILENT_MICROPHONE, TEXT_ONLY, WRONG_RATE } from "./messages";
@@ -70,6 +71,7 @@ export class Talk {
   async find(): Promise<boolean> {
     try {
       const models = await fetchModels(this.base);
+      showTabs(models);
       this.model = models.find(({ voice }) => voice) ?? null;
     } catch (error) {
       this.screen.link(error instanceof KeyWanted ? "Key wanted" : "No connection", "bad");
