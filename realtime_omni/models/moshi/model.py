@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 PROMPT_FRAMES = 125
 """Ten seconds: after them, or after the agent's first word, a call's voice and text are settled."""
 
+SETTLING_FRAMES = 12
+"""Of silence, before a codec's codes of it are taken: about a second."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -130,6 +133,7 @@ class Moshi(DuplexBase):
             past_state_bytes=past,
             duplex=self._duplex,
         )
+        self._hush = torch.tensor([config.existing_text_padding_id, *_silent_codes(mimi, self._device)], device=device)
         self._silence: NDArray[np.float32] = np.zeros(self._duplex.output_samples, np.float32)
         self._silence.setflags(write=False)
 
@@ -189,6 +193,10 @@ class Moshi(DuplexBase):
         told = {n: self._told(batch.row(n)) for n in batch.active}
         begins = {n: facts for n, facts in told.items() if facts is not None}
         active = self._live(batch, begins)
+        signals: dict[int, list[Signal]] = {n: [] for n in active}
+        speeches = {
+            n: speaking.obey(batch.row(n).state.facts.speech, _directives(batch.row(n)), signals[n]) for n in active
+        }
         heard: dict[int, tuple[Tensor, CodecState]] = {}
         if active:
             sound = np.stack([_audio(batch.row(n)) for n in active])
@@ -199,7 +207,8 @@ class Moshi(DuplexBase):
         active = self._live(batch, begins)
         frames: dict[int, tuple[Tensor, Tensor]] = {}
         if active:
-            rings, newest = self._think(batch, active, torch.stack([heard[n][0] for n in active]))
+            silenced = [speeches[n].muted for n in active]
+            rings, newest = self._think(batch, active, torch.stack([heard[n][0] for n in active]), silenced)
             frames = {n: (rings[i], newest[i]) for i, n in enumerate(active)}
         yield Checkpoint("forward", "speak")
         active = self._live(batch, begins)
@@ -214,8 +223,9 @@ class Moshi(DuplexBase):
         for n in active:
             row = batch.row(n)
             sound_of, mouth = spoken.get(n, (None, row.state.mouth))
-            following = MoshiState(row.state.facts, frames[n][0].clone(), heard[n][1], mouth)
-            outputs[n] = self._output(row, following, words[n], sound_of)
+            facts = msgspec.structs.replace(row.state.facts, speech=speeches[n])
+            following = MoshiState(facts, frames[n][0].clone(), heard[n][1], mouth)
+            outputs[n] = self._output(row, following, words[n], sound_of, signals[n])
         for n, facts in begins.items():
             if n in batch.active:
                 outputs[n] = duplex_output(
@@ -293,8 +303,11 @@ class Moshi(DuplexBase):
         )
         return hidden, logits
 
-    def _think(self, batch: StepBatch, active: tuple[int, ...], user: Tensor) -> tuple[Tensor, Tensor]:
-        """The rings after the step, and the newest whole frame [B, generated]."""
+    def _think(
+        self, batch: StepBatch, active: tuple[int, ...], user: Tensor, silenced: Sequence[bool]
+    ) -> tuple[Tensor, Tensor]:
+        """The rings after the step, and the newest whole frame [B, generated]. A silenced agent remembers that it was silent,
+        whatever it would have said."""
         rows = [batch.row(n) for n in active]
         steps = self._steps(rows)
         tokens, rings = self._streams.read(torch.stack([row.state.ring for row in rows]), steps, user)
@@ -311,23 +324,40 @@ class Moshi(DuplexBase):
             return draw(each, settings.audio, None if chance is None else chance[:, 1 + step])
 
         codes = self.lm.depth(hidden, text, codebooks, choose)
-        rings = self._streams.write(rings, steps, torch.cat((text[:, None], codes), dim=1))
+        made = torch.cat((text[:, None], codes), dim=1)
+        made = torch.where(torch.tensor(silenced, device=self._device)[:, None], self._hush, made)
+        rings = self._streams.write(rings, steps, made)
         return rings, self._streams.frame(rings, steps)
 
-    def _output(self, row: StepRow, following: MoshiState, word: int, sound: Tensor | None) -> RowOutput:
-        frame = row.tick.frame
-        assert frame is not None
-        signals: list[Signal] = []
+    def _output(
+        self, row: StepRow, following: MoshiState, word: int, sound: Tensor | None, signals: list[Signal]
+    ) -> RowOutput:
         config = self.lm.config
         padding = (NOTHING, config.existing_text_padding_id, config.existing_text_end_padding_id)
         piece = "" if word in padding else self._pieces.text(word)
         start_ms = row.tick.chunk_index * self._duplex.frame_ms
-        speech = speaking.obey(following.facts.speech, frame.directives, signals)
-        speech = speaking.advance(speech, piece, start_ms, start_ms + self._duplex.frame_ms, signals)
-        silent = sound is None or speech.muted
-        audio = self._silence if silent or sound is None else sound.numpy().copy()
+        before = following.facts.speech
+        speech = speaking.advance(before, piece, start_ms, start_ms + self._duplex.frame_ms, signals)
+        audio = self._silence if sound is None or before.muted else sound.numpy().copy()
         facts = msgspec.structs.replace(following.facts, speech=speech)
         return duplex_output(self._duplex, row, audio, tuple(signals), replace(following, facts=facts))
+
+
+def _silent_codes(mimi: Mimi, device: torch.device) -> list[int]:
+    """What the codec makes of silence once it has settled."""
+    state = CodecState.start(mimi.encoder.carried, device)
+    frame = torch.zeros(1, mimi.config.frame_samples, device=device)
+    codes: list[int] = []
+    with torch.no_grad():
+        for _ in range(SETTLING_FRAMES):
+            made, (state,) = run(mimi.encode, mimi.config, frame, [state])
+            codes = made[0].tolist()
+    return codes
+
+
+def _directives(row: StepRow) -> tuple[Directive, ...]:
+    assert row.tick.frame is not None
+    return row.tick.frame.directives
 
 
 def _audio(row: StepRow) -> NDArray[np.float32]:

@@ -1,8 +1,8 @@
 """When a Moshi speaks, in the words of the contract: its text stream decides where a response begins and ends.
 
 The model sounds all the time and writes a word when it speaks. A response begins with a word and ends when none has come for
-``PAUSE_FRAMES``; its text is told with the frame in which the model wrote it. A response that is cancelled is silent, and what
-the model goes on saying with it, until such a pause.
+``PAUSE_FRAMES``; its text is told with the frame in which the model wrote it. After a cancel the agent is silent for such a
+pause (the model is made to remember silence), and then says what it likes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Count = Annotated[int, Meta(ge=0)]
 
 
 class Speech(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``response``: the running one. ``count``: responses so far. ``quiet``: frames since the last word. ``muted``: what the
-    model says belongs to a response that was cancelled. ``words`` and ``frames``: of the running response."""
+    """``response``: the running one. ``count``: responses so far. ``quiet``: frames since the last word. ``muted``: silent
+    since a cancel. ``words`` and ``frames``: of the running response."""
 
     response: str | None = None
     count: Count = 0

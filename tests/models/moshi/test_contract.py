@@ -13,6 +13,7 @@ from realtime_omni.build import kv_spec
 from realtime_omni.errors import ArgumentError, ConfigError
 from realtime_omni.models import catalog
 from realtime_omni.models.moshi import prompts
+from realtime_omni.models.moshi.model import Moshi
 from realtime_omni.models.moshi.speaking import PAUSE_FRAMES, Speech, advance, obey
 from realtime_omni.session.frame import Cancel, Configure, Directive, Frame
 from realtime_omni.session.signals import OutputText, ResponseEnded, ResponseStarted, Signal, Speaking, Usage
@@ -154,6 +155,26 @@ def test_a_checkpoint_that_lacks_a_file_is_refused_by_name(folder: Path, tmp_pat
 
 
 # ---------------------------------------------------------------------- what is told
+
+
+def test_a_cancelled_agent_is_silent_and_remembers_silence(folder: Path) -> None:
+    """For a pause of 1.2 s: no sound, no word; its streams hold padding and the codec's codes of silence."""
+    config = recipe(folder)
+    model = catalog.build(config)
+    assert isinstance(model, Moshi)
+    engine = InlineEngine(model, config)
+    engine.create("a", seed=3)
+    frames = 0
+    while not any(isinstance(s, Speaking) for s in _hear(engine, "a", frames).signals):
+        frames += 1
+    chunk = _hear(engine, "a", frames + 1, Cancel())
+    assert [s.reason for s in chunk.signals if isinstance(s, ResponseEnded)] == ["cancelled"]
+    for n in range(PAUSE_FRAMES - 1):
+        assert not _sound(chunk).any()
+        assert not any(isinstance(s, (Speaking, OutputText)) for s in chunk.signals)
+        ring, steps = engine.state_of("a").ring, engine.runner.book.completed_frames("a")
+        assert ring[:5, steps % ring.shape[1]].tolist() == model._hush.tolist()
+        chunk = _hear(engine, "a", frames + 2 + n)
 
 
 def _say(speech: Speech, pieces: list[str], first: int = 0) -> tuple[Speech, list[Signal]]:
