@@ -206,13 +206,14 @@ class Moshi(DuplexBase):
         yield Checkpoint("forward", "think")
         active = self._live(batch, begins)
         frames: dict[int, tuple[Tensor, Tensor]] = {}
+        words: dict[int, int] = {}
         if active:
             silenced = [speeches[n].muted for n in active]
             rings, newest = self._think(batch, active, torch.stack([heard[n][0] for n in active]), silenced)
             frames = {n: (rings[i], newest[i]) for i, n in enumerate(active)}
+            words = dict(zip(active, newest[:, 0].tolist(), strict=True))
         yield Checkpoint("forward", "speak")
         active = self._live(batch, begins)
-        words = {n: int(frames[n][1][0]) for n in active}
         whole = [n for n in active if words[n] != NOTHING]
         spoken: dict[int, tuple[Tensor, CodecState]] = {}
         if whole:

@@ -110,13 +110,13 @@ def test_a_call_that_is_saved_behind_its_prompt_goes_on(tmp_path: Path) -> None:
 
 
 def test_calls_hold_no_more_than_is_planned_for_them(folder: Path) -> None:
-    """With the states of four rewinds, over 70 frames: more than four segments of the codec's past."""
+    """With the states of four rewinds, over 40 frames: more than two segments of the codec's past."""
     config = recipe(folder)
     model = catalog.build(config)
     engine = InlineEngine(model, config)
     engine.create("a", seed=0)
     planned = kv_spec(config, model.spec).model_owned_bytes_per_session
-    for n in range(70):
+    for n in range(40):
         _hear(engine, "a", n)
         assert engine.runner.state_bytes(SessionId("a")) <= planned
 
