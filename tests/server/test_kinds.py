@@ -69,6 +69,11 @@ async def test_the_models_are_listed_world_first_whatever_their_order() -> None:
         assert (await http.get("/")).text == (PAGE / "index.html").read_text(encoding="utf-8")
 
 
+async def test_the_page_at_the_root_of_a_server_with_a_voice_alone_is_for_talking() -> None:
+    async with application("puppet") as (app, _), asking(app) as http:
+        assert (await http.get("/")).text == (PAGE / "talk.html").read_text(encoding="utf-8")
+
+
 async def test_each_endpoint_is_its_own_models() -> None:
     async with application("puppet", "null-policy", "null") as (app, managers), asking(app) as http:
         client = Client(app.state.hub)

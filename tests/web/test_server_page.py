@@ -34,6 +34,7 @@ def test_it_opens_under_the_servers_own_content_security_policy(open_page: OpenP
     policy = world.page.evaluate("fetch('./').then((response) => response.headers.get('content-security-policy'))")
     assert "default-src 'self'" in policy
     assert "unsafe" not in policy
+    assert world.page.locator("#tabs").is_hidden()  # there is no voice
 
 
 def test_the_prompts_of_the_model_are_offered_and_work(open_page: OpenPage, url: str) -> None:

@@ -41,3 +41,4 @@ export const WRONG_RATE = "The microphone's sound comes at a wrong pace.";
 export const TEXT_ONLY = "No speech came with this answer: the server's voice may lack its synthesizer.";
 export const MICROPHONE_GONE = "The microphone is gone. Choose another one, or play a question.";
 export const NO_MICROPHONE = "Play one of the questions, or type. Play another while it speaks to interrupt it.";
+export const HOLD_TO_TALK = "Hold it down while you speak.";

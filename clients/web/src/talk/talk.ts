@@ -4,7 +4,7 @@ import { apiKey, fetchModels, KeyWanted, Refused, type ModelInfo, type Voice } f
 import { showTabs } from "../tabs";
 import { Captions } from "./captions";
 import { toBase64, type VoiceEvent } from "./events";
-import { MICROPHONE_GONE, NO_MICROPHONE, notice, sentence, SILENT_MICROPHONE, TEXT_ONLY, WRONG_RATE } from "./messages";
+import { HOLD_TO_TALK, MICROPHONE_GONE, NO_MICROPHONE, notice, sentence, SILENT_MICROPHONE, TEXT_ONLY, WRONG_RATE } from "./messages";
 import type { Question } from "./questions";
 import { ANY_DEVICE, Screen, type Floor, type Mode } from "./screen";
 import { CallSocket, type CallLink } from "./socket";
@@ -14,6 +14,7 @@ import { WIRE_RATE, type MicrophoneTold, type SpeakerTold } from "./worklet-mess
 
 const ACK_EVERY_MS = 200;
 const REFRESH_MS = 50;
+const SHORTEST_PRESS_MS = 200; // shorter, nothing can have been said
 const METER_FALL = 0.8; // a refresh
 const LINKS = { connecting: ["Connecting", "busy"], open: ["Live", "good"], waiting: ["Reconnecting", "busy"], off: ["Not connected", "idle"] } as const;
 
@@ -47,6 +48,7 @@ export class Talk {
   private mode: Mode = "free";
   private muted = false;
   private pressed = false;
+  private pressedAt = 0;
   private live = false;
   private paddingMs = 0;
   private hearing: string | null = null; // item of what the user is saying
@@ -174,12 +176,14 @@ export class Talk {
 
   /** Push to talk: whatever it says stops, and what is heard from now on is the user's turn. */
   private takeFloor(): void {
-    this.timing.interrupts(performance.now(), this.sounding);
+    this.pressedAt = performance.now();
+    this.timing.interrupts(this.pressedAt, this.sounding);
     this.stop();
     this.socket.send({ type: "input_audio_buffer.clear" });
   }
 
   private giveFloor(): void {
+    if (performance.now() - this.pressedAt < SHORTEST_PRESS_MS) return this.screen.note(HOLD_TO_TALK);
     if (!this.takesTurns) return; // the model hears silence and ends the turn by itself
     this.timing.userEnded(performance.now());
     this.socket.send({ type: "input_audio_buffer.commit" });
