@@ -193,6 +193,8 @@ def _download(wheel: Wheel, scratch: Path, mirror: str | None) -> Path:
     found = list(scratch.glob("*.whl"))
     if done.returncode or len(found) != 1:
         last = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip could not download it"]
+        if "connection broken" in done.stderr:  # pip then says that there is no such version
+            last = ["the package index cannot be reached"]
         raise BackendUnavailable(f"{wheel.project} {wheel.version} ({wheel.part}) could not be fetched: {last[-1]}")
     return found[0]
 

