@@ -14,7 +14,7 @@ import logging
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import torch
@@ -111,18 +111,19 @@ def dimensions(folder: Path, head_dim: int | None = None) -> WanConfig:
         shapes.update(shapes_in(path))
 
     def shape(*names: str) -> tuple[int, ...]:
+        """Of a matrix or kernel under one of its names."""
         for name in names:
-            if name in shapes:
+            if len(shapes.get(name, ())) >= 2:
                 return shapes[name]
         raise ConfigError(f"{folder.name} does not hold this model; missing: {names[0]}", path=folder.name)
 
     patch = shape("patch_embedding.weight")
     width, cells = patch[0], PATCH * PATCH
     settings = _json(folder / "config.json")
-    size = head_dim or settings.get("attention_head_dim") or 128
-    if width % size:
+    size = head_dim or settings.get("attention_head_dim", 128)
+    if not isinstance(size, int) or size < 6 or width % size:
         raise ConfigError(f"a width of {width} has no heads of {size}", path="options.head_dim")
-    camera = shapes.get("patch_embedding_wancamctrl.weight")
+    camera = "patch_embedding_wancamctrl.weight"
     return WanConfig(
         layers=len({m.group(1) for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))}),
         heads=width // size,
@@ -132,7 +133,7 @@ def dimensions(folder: Path, head_dim: int | None = None) -> WanConfig:
         out_channels=shape("head.head.weight", "proj_out.weight")[0] // cells,
         text_width=shape("text_embedding.0.weight", "condition_embedder.text_embedder.linear_1.weight")[1],
         frequencies=shape("time_embedding.0.weight", "condition_embedder.time_embedder.linear_1.weight")[1],
-        camera_channels=0 if camera is None else camera[1] // cells,
+        camera_channels=shape(camera)[1] // cells if camera in shapes else 0,
     )
 
 
@@ -172,7 +173,7 @@ def _part(root: Path, given: str | None, name: str) -> Path:
     return folder
 
 
-def _json(path: Path) -> dict[str, int]:
+def _json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:

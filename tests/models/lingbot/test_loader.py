@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from models.lingbot.tiny import CONFIG, tiny_network
 from realtime_omni.config import load
@@ -99,6 +99,45 @@ def test_the_head_size_can_come_from_the_configuration(checkpoint: Path) -> None
     (folder / "config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"config\.json"):
         dimensions(folder)
+
+
+@pytest.mark.parametrize("size", ["128", 0, -12, 12.0, None, True])
+def test_a_head_size_that_is_none_is_refused(checkpoint: Path, size: object) -> None:
+    folder = checkpoint / "transformers"
+    (folder / "config.json").write_text(json.dumps({"attention_head_dim": size}))
+    with pytest.raises(ConfigError, match="has no heads of"):
+        dimensions(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["patch_embedding.weight", "blocks.0.ffn.0.weight", "patch_embedding_wancamctrl.weight"]
+)
+def test_a_matrix_that_is_a_number_is_missing(checkpoint: Path, name: str) -> None:
+    folder = checkpoint / "transformers"
+    (path,) = (path for path in folder.glob("*.safetensors") if name in load_file(path))
+    save_file(load_file(path) | {name: torch.zeros(())}, path)
+    with pytest.raises(ConfigError, match=f"missing: {name}"):
+        dimensions(folder, CONFIG.head_dim)
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"patches.bias": torch.zeros(24)}, "patch_embedding.bias and patches.bias are the same tensor"),
+        ({"patch_embedding.bias": torch.zeros(24, dtype=torch.int8)}, "patch_embedding.bias is I8"),
+    ],
+)
+def test_a_tensor_that_is_stored_twice_or_quantised_is_refused(
+    checkpoint: Path, extra: dict[str, torch.Tensor], words: str
+) -> None:
+    folder = checkpoint / "transformers"
+    (path,) = (path for path in folder.glob("*.safetensors") if "patch_embedding.bias" in load_file(path))
+    save_file(load_file(path) | extra, path)
+    with torch.device("meta"):
+        network = type(tiny_network())(CONFIG)
+    with pytest.raises(ConfigError, match=words):
+        load_transformer(network, folder, dtype=torch.float32, device="cpu")
+    assert all(parameter.is_meta for parameter in network.parameters())
 
 
 def test_the_fingerprint_knows_the_weights_and_the_settings(checkpoint: Path) -> None:

@@ -19,6 +19,8 @@ from realtime_omni.errors import ConfigError
 
 Shapes = Mapping[str, tuple[int, ...]]
 
+FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
+"""Stored formats whose numbers are the weights. Integers are quantised weights, and mean nothing without their scales."""
 LISTED = 20
 """Names per list in a refusal; the rest is counted."""
 
@@ -83,18 +85,31 @@ def load_weights(
 ) -> None:
     """Fill the network's parameters and move it to ``dtype`` and ``device``.
 
-    Raises ConfigError that lists missing and unexpected names and different shapes; the network is then unchanged."""
+    Raises ConfigError that lists missing and unexpected names and different shapes, or names a tensor that is stored twice or
+    quantised; the network is then unchanged."""
     wanted = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     found = match_names(shapes_in(path), names, wanted, path.name)
-    network.to(dtype=dtype, device=device)
     with safe_open(path, "pt") as file, torch.no_grad():
+        for name in found.values():
+            refuse_quantised(name, file.get_slice(name).get_dtype(), path.name)
+        network.to(dtype=dtype, device=device)
         for name, parameter in network.named_parameters():
             parameter.copy_(file.get_tensor(found[name]))
 
 
+def refuse_quantised(name: str, stored_dtype: str, file: str) -> None:
+    """Raises ConfigError for a tensor in a format of safetensors that is no floating point."""
+    if stored_dtype not in FLOATS:
+        raise ConfigError(f"{file}: {name} is {stored_dtype}; quantised weights are not read", path=file)
+
+
 def match_names(stored: Shapes, names: Names, wanted: Shapes, file: str) -> dict[str, str]:
-    """The network's name -> the stored one. Raises ConfigError that lists what does not fit."""
-    found = {names.of(name): name for name in sorted(stored)}
+    """The network's name -> the stored one. Raises ConfigError that lists what does not fit, or names what is there twice."""
+    found: dict[str, str] = {}
+    for name in sorted(stored):
+        other = found.setdefault(names.of(name), name)
+        if other != name and names.of(name) in wanted:
+            raise ConfigError(f"{file}: {other} and {name} are the same tensor of the model", path=file)
     for spare, name in names.aliases:
         if spare in found:
             found.setdefault(name, found[spare])

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from torch import nn
 
 from realtime_omni.errors import ConfigError
-from realtime_omni.models.common.vla.weights import Names, match_names, shapes_in
+from realtime_omni.models.common.vla.weights import Names, match_names, refuse_quantised, shapes_in
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are in place and the bytes in all."""
@@ -137,8 +137,8 @@ def load_transformer(
 ) -> None:
     """Fill a network that may stand on the ``meta`` device, tensor by tensor; nothing is held twice.
 
-    Raises ConfigError that lists missing and
-    unexpected names, other shapes, a name in two shards, or a file that is no safetensors; the network is then unchanged."""
+    Raises ConfigError that lists missing and unexpected names, other shapes, a name in two shards, a tensor that is stored
+    twice or quantised, or a file that is no safetensors; the network is then unchanged."""
     where, stored = _survey(shards(folder))
     names = layout_of(tuple(stored))
     wanted = {
@@ -152,6 +152,8 @@ def load_transformer(
     done = 0
     with ExitStack() as stack:
         files = {path: stack.enter_context(safe_open(path, "pt")) for path in set(where.values())}
+        for name in found.values():
+            refuse_quantised(name, files[where[name]].get_slice(name).get_dtype(), where[name].name)
         for name, parameter in list(network.named_parameters()):
             filled = torch.empty(parameter.shape, dtype=dtype, device=device)
             start = 0
