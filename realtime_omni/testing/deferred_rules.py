@@ -9,8 +9,9 @@ from realtime_omni.testing.lab import Lab, Skip, keys_and_values
 
 
 def _points(lab: Lab) -> tuple[str, ...]:
-    """Every named piece of work of a deferred clean pass, in order. Raises Skip when the model defers none."""
-    engine = lab.engine("a")
+    """Every named piece of work of a deferred clean pass, in order. Raises Skip when the model defers none, or only a
+    session's first."""
+    engine = lab.engine("a", warm=True)
     engine.next("a")
     if not lab.model.needs_prefill(engine.state_of("a")):
         raise Skip("the clean pass is part of the tick")

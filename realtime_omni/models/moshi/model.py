@@ -4,8 +4,9 @@
     think    the transformer over time, one step, on pages; a word or none; the transformer over the frame's codebooks
     speak    Mimi's decoder: the newest whole frame of the agent's codes becomes sound
 
-A call begins with its prompt (:mod:`.prompts`), which is written before its first frame, a step a pass, beside the ticks of
-others. Nothing is kept on the model: a call that is taken back to a frame goes on from that frame's state and pages.
+A call begins with its prompt (:mod:`.prompts`). Its first frame may name voice and text, so that one is answered by silence;
+then the prompt is written, a step a pass, beside the ticks of others. Nothing is kept on the model: a call that is taken back
+to a frame goes on from that frame's state and pages.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ class Moshi(DuplexBase):
 
     def needs_prefill(self, state: MoshiState) -> bool:
         facts = state.facts
-        return facts.prompted < prompts.length(self._voice(facts), facts.text)
+        return facts.begun and facts.prompted < prompts.length(self._voice(facts), facts.text)
 
     @torch.no_grad()
     def prefill(self, batch: StepBatch) -> Step:
@@ -272,7 +273,8 @@ class Moshi(DuplexBase):
         """The prompt that this frame asks for, where it still can; None: none."""
         frame, facts = row.tick.frame, row.state.facts
         assert frame is not None
-        if not frame.directives or facts.speech.count or row.tick.chunk_index >= PROMPT_FRAMES:
+        first = not facts.begun and (facts.voice is not None or bool(facts.text))
+        if not first and (not frame.directives or facts.speech.count or row.tick.chunk_index >= PROMPT_FRAMES):
             return None
         voice, texts = facts.voice, []
         for directive in frame.directives:
@@ -281,7 +283,8 @@ class Moshi(DuplexBase):
         text = facts.text
         if texts and self._personal:
             text = self._tokens(" ".join(texts))[: prompts.MOST_TEXT_TOKENS]  # cut, because a frame is never refused
-        return None if (voice, text) == (facts.voice, facts.text) else Facts(voice=voice, text=text)
+        same = (voice, text) == (facts.voice, facts.text)
+        return None if same and not first else Facts(voice=voice, text=text, begun=True)
 
     def _begun(self, row: StepRow, facts: Facts) -> MoshiState:
         """The call begins anew with its prompt, behind what was: pages stay, as silence stays."""

@@ -22,12 +22,14 @@ from realtime_omni.session.values import canonical_json
 
 
 class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``voice`` and ``text`` (tokens): the prompt, of which ``prompted`` steps are history. ``heard`` and ``said``: frames that
+    """``voice`` and ``text`` (tokens): the prompt; it begins with the first frame, which may still change it, and ``prompted``
+    of its steps are history. ``heard`` and ``said``: frames that
     the codec has seen of each side."""
 
     speech: Speech = Speech()
     voice: str | None = None
     text: Annotated[tuple[Count, ...], Meta(max_length=MOST_TEXT_TOKENS)] = ()
+    begun: bool = False
     prompted: Count = 0
     heard: Count = 0
     said: Count = 0

@@ -84,7 +84,7 @@ def test_a_prompt_is_voice_silence_text_silence_in_the_agents_streams(tmp_path: 
 
 
 def test_a_call_begins_with_the_voice_and_text_that_its_first_frame_asks_for(tmp_path: Path) -> None:
-    """The same as one that is opened with them, one frame of silence later; another text is another call."""
+    """And with nothing else; another text is another call, without any it has the first voice."""
     model = persona(tmp_path)
     engine = _engine(model)
     for name in ("told", "other", "plain"):
@@ -95,7 +95,10 @@ def test_a_call_begins_with_the_voice_and_text_that_its_first_frame_asks_for(tmp
     other = [_sound(_hear(engine, "other", n)) for n in range(1, 8)]
     assert any(not np.array_equal(a, b) for a, b in zip(told, other, strict=True))
     text = model._tokens("hello you")
-    assert engine.runner.book.completed_frames("told") == 9 + prompts.length(model._voices["south"], text) + 7
+    assert engine.runner.book.completed_frames("told") == prompts.length(model._voices["south"], text) + 7
+    _hear(engine, "plain", 0)
+    _hear(engine, "plain", 1)
+    assert engine.runner.book.completed_frames("plain") == prompts.length(model._voices["north"], ()) + 1
 
 
 def test_a_call_that_is_saved_behind_its_prompt_goes_on(tmp_path: Path) -> None:
