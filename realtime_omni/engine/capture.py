@@ -83,11 +83,12 @@ def check_parts(record: WorkerRecord, tensors: Mapping[str, Tensor], model: Worl
 
 
 def _check_frames(moments: Sequence[Moment], model: WorldModel, block: int) -> None:
-    """Every chunk committed one block, or was a prompt that became several; only what the present state carries may not be
-    written yet. Raises ArgumentError."""
+    """Every chunk committed one block, a call's prompt several; only what the present state carries may not be written yet.
+    Raises ArgumentError."""
     owing = [model.needs_prefill(moment.state) for moment in moments]
     grown = [b.frames - a.frames + block * owes for (a, b), owes in zip(pairwise(moments), owing[1:], strict=True)]
-    if any(owing[:-1]) or any(frames < block or frames % block for frames in grown):
+    several = model.spec.duplex is not None
+    if any(owing[:-1]) or any(f < block or f % block or (f > block and not several) for f in grown):
         raise ArgumentError("the frames of the past do not rise by whole blocks", path="past")
 
 
