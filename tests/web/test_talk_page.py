@@ -213,8 +213,10 @@ def test_a_server_that_takes_nobody_in_is_said_and_can_be_tried_again(open_talk:
 
 def test_a_server_with_a_world_and_a_voice_links_their_pages(open_talk: Any, url: str) -> None:
     page = open_talk(url).page
-    page.click("#tabs a:has-text('World')")
+    with page.expect_navigation():
+        page.click("#tabs a:has-text('World')")
     page.wait_for_function("() => realtimeOmni.stats().phase === 'live'")
     assert page.locator("#model option").all_inner_texts() == ["null"]
-    page.click("#tabs a:has-text('Talk')")
+    with page.expect_navigation():
+        page.click("#tabs a:has-text('Talk')")
     TalkPage(page).begin(microphone=False)
