@@ -67,7 +67,7 @@ async def test_receipts_that_are_under_way_when_the_socket_is_lost_reach_whoever
     manager: FakeManager, hub: WorldHub
 ) -> None:
     client = await on_demand(hub)
-    manager.answer_takes = 50
+    manager.answer_takes = 2000
     client.press(1, id="a")
     client.press(2, prompt="nonsense", id="b")
     client.press(3, id="c")
@@ -85,7 +85,7 @@ async def test_receipts_that_are_under_way_when_the_socket_is_lost_reach_whoever
 
 async def test_a_takeover_gets_the_receipts_that_were_under_way(manager: FakeManager, hub: WorldHub) -> None:
     old = await on_demand(hub)
-    manager.answer_takes = 50
+    manager.answer_takes = 2000
     old.press(1)
     old.send("session.next")
     old.press(2, prompt="nonsense")

@@ -337,7 +337,7 @@ async def test_an_answer_that_another_connection_reads_carries_no_id_of_the_firs
 ) -> None:
     first = Client(hub)
     await first.start(session_id="s", cadence="on_demand")
-    manager.answer_takes = 100
+    manager.answer_takes = 2000
     first.transport.flowing.clear()  # it hangs, so it cannot even be told that it is over
     first.send("session.fork", id="7")
     await eventually(lambda: len(manager.live) == 2)
