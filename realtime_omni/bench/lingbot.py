@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from realtime_omni.bench.conditions import commit, hardware, software, summary
 from realtime_omni.config import Config, EngineSection, KVSection, SessionSection
 from realtime_omni.errors import ArgumentError
+from realtime_omni.kv.attention.sdpa import fast_kernels
 from realtime_omni.models.common.wan.text import TOKENS
 from realtime_omni.models.common.wan.transformer import WanConfig, WanTransformer
 from realtime_omni.models.lingbot.model import LingBot, Settings
@@ -161,10 +162,9 @@ def rates(config: WanConfig, settings: Settings, dtype: torch.dtype, device: str
     b = torch.randn(config.width, config.mlp_width, device=device, dtype=dtype)
     q = torch.randn(1, config.heads, tokens, config.head_dim, device=device, dtype=dtype)
     k = torch.randn(1, config.heads, seen, config.head_dim, device=device, dtype=dtype)
-    from realtime_omni.kv.attention.sdpa import _kernels
 
     def attend() -> Tensor:
-        with _kernels(q):
+        with fast_kernels(q):
             return nn.functional.scaled_dot_product_attention(q, k, k)
 
     return {

@@ -123,7 +123,7 @@ class SdpaPlan:
         mask = None
         if causal and q.shape[1] > 1:  # torch's own flag would align the triangle with the first key, not with the last
             mask = torch.ones(q.shape[1], keys.shape[2], dtype=torch.bool, device=q.device).tril(group.history_tokens)
-        with _kernels(q):
+        with fast_kernels(q):
             out = scaled_dot_product_attention(
                 q.transpose(1, 2), keys, values, attn_mask=mask, enable_gqa=grouped_heads
             )
@@ -194,7 +194,7 @@ class SdpaPlan:
 
 
 @contextmanager
-def _kernels(q: Tensor) -> Iterator[None]:
+def fast_kernels(q: Tensor) -> Iterator[None]:
     """Prefer the fastest kernel on CUDA; elsewhere torch's own choice stands."""
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
         with sdpa_kernel(_CUDA_ORDER, set_priority=True):

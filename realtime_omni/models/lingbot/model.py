@@ -37,7 +37,7 @@ from realtime_omni.models.base import (
     StepRow,
 )
 from realtime_omni.models.common.noise import block_noise
-from realtime_omni.models.common.wan.text import TextEncoder
+from realtime_omni.models.common.wan.text import TOKENS, TextEncoder
 from realtime_omni.models.common.wan.transformer import KeysValues, WanTransformer
 from realtime_omni.models.common.wan.vae import (
     SPACE_STRIDE,
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
 
 MASK_CHANNELS = 4
 """Of the network's input: 1 where the condition is a given picture."""
-TEXT_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +378,7 @@ class LingBot:
     def _state_bytes(self) -> int:
         """Of one session beside its pages: the text's keys and values, the codec's two memories, latents, a picture."""
         config = self.network.config
-        text = 2 * config.layers * TEXT_TOKENS * config.width * self._dtype.itemsize
+        text = 2 * config.layers * TOKENS * config.width * self._dtype.itemsize
         F, C, h, w = self.latent_shape
         latents = 4 * (C + MASK_CHANNELS) * h * w * (F + 1)
         return (

@@ -20,7 +20,7 @@ from realtime_omni.models.lingbot.camera import Camera, is_pose
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A prompt's keys and values: per layer [TEXT_TOKENS, heads, head_dim] twice."""
+    """A prompt's keys and values: per layer [TOKENS, heads, head_dim] twice."""
 
     prompt: str
     layers: tuple[KeysValues, ...]

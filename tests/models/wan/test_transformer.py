@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional
 
+from models.wan.native import native
 from realtime_omni.errors import ConfigError
 from realtime_omni.models.common.wan.rope import rotary
 from realtime_omni.models.common.wan.transformer import WanConfig, WanTransformer, patchify, unpatchify
@@ -72,14 +73,12 @@ def test_the_block_stack_equals_diffusers(tmp_path: Path) -> None:
 def test_both_layouts_fill_the_same_network(tmp_path: Path) -> None:
     """The native names, split over two shards."""
     network = loaded(oracle(), tmp_path)
-    native = {}
-    for name, tensor in network.state_dict().items():
-        native.update(to_native(name, tensor))
+    stored = native(network)
     folder = tmp_path / "native"
     folder.mkdir()
-    names = sorted(native)
-    save_file({n: native[n].contiguous() for n in names[::2]}, folder / "model-1.safetensors")
-    save_file({n: native[n].contiguous() for n in names[1::2]}, folder / "model-2.safetensors")
+    names = sorted(stored)
+    save_file({n: stored[n] for n in names[::2]}, folder / "model-1.safetensors")
+    save_file({n: stored[n] for n in names[1::2]}, folder / "model-2.safetensors")
     with torch.device("meta"):
         again = WanTransformer(TINY)
     seen: list[tuple[int, int]] = []
@@ -88,52 +87,6 @@ def test_both_layouts_fill_the_same_network(tmp_path: Path) -> None:
         assert torch.equal(tensor, network.state_dict()[name]), name
     assert seen[-1][0] == seen[-1][1]
     assert [a for a, _ in seen] == sorted(a for a, _ in seen)
-
-
-def to_native(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """One parameter of ours under the names of Wan's own repository, written out by hand here."""
-    fixed = {
-        "patches.weight": "patch_embedding.weight",
-        "patches.bias": "patch_embedding.bias",
-        "time_in": "time_embedding.0",
-        "time_out": "time_embedding.2",
-        "time_projection": "time_projection.1",
-        "text_in": "text_embedding.0",
-        "text_out": "text_embedding.2",
-        "head_modulation": "head.modulation",
-        "head": "head.head",
-    }
-    if name == "patches.weight":
-        return {"patch_embedding.weight": tensor.view(24, 4, 1, 2, 2)}
-    if name == "head_modulation":
-        return {"head.modulation": tensor[None]}
-    stem, _, kind = name.rpartition(".")
-    if name in fixed:
-        return {fixed[name]: tensor}
-    if stem in fixed:
-        return {f"{fixed[stem]}.{kind}": tensor}
-    _, number, rest = name.split(".", 2)
-    block = f"blocks.{number}"
-    if rest == "modulation":
-        return {f"{block}.modulation": tensor[None]}
-    if rest.startswith("attention.qkv."):
-        parts = zip("qkv", tensor.chunk(3), strict=True)
-        return {f"{block}.self_attn.{which}.{kind}": part for which, part in parts}
-    if rest.startswith("cross.kv."):
-        return {f"{block}.cross_attn.{which}.{kind}": part for which, part in zip("kv", tensor.chunk(2), strict=True)}
-    inner = {
-        "attention.q_norm": "self_attn.norm_q",
-        "attention.k_norm": "self_attn.norm_k",
-        "attention.out": "self_attn.o",
-        "cross.q": "cross_attn.q",
-        "cross.q_norm": "cross_attn.norm_q",
-        "cross.k_norm": "cross_attn.norm_k",
-        "cross.out": "cross_attn.o",
-        "cross_norm": "norm3",
-        "up": "ffn.0",
-        "down": "ffn.2",
-    }
-    return {f"{block}.{inner[rest.rpartition('.')[0]]}.{kind}": tensor}
 
 
 @pytest.mark.parametrize("damage", ["missing", "extra", "shape", "twice"])
