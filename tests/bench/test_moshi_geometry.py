@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from parity.rebuilt import moshi
 from realtime_omni.bench import moshi_geometry
 from realtime_omni.bench.moshi_static import Calls
 from realtime_omni.models.moshi.config import mimi_config, read_config
@@ -18,7 +18,7 @@ from realtime_omni.models.moshi.network import MoshiLM
 from realtime_omni.models.moshi.sampling import Chance
 from realtime_omni.models.moshi.weights import load_lm, load_mimi
 
-GOLDEN = Path(__file__).parents[1] / "parity" / "golden" / "moshi"
+GOLDEN = moshi()
 GREEDY = Chance(0.0, 0)
 
 
@@ -55,7 +55,7 @@ def test_the_codecs_rings_are_the_references_codes_and_sound() -> None:
     mimi, clips = calls.mimi, trace["codes"].shape[2]
     noise = np.random.default_rng(5).normal(0, 0.3, (2, clips * 1920)).astype(np.float32)
     sound = torch.from_numpy(noise).view(2, clips, 1920)
-    done = [0, 0]
+    done, spoken = [0, 0], ([], [])
     for tick in range(2 * clips):
         runs = torch.tensor([done[0] < clips, done[1] < clips and tick % 3 != 2])
         at = [min(n, clips - 1) for n in done]
@@ -66,10 +66,11 @@ def test_the_codecs_rings_are_the_references_codes_and_sound() -> None:
         for row in range(2):
             if runs[row]:
                 assert codes[row].tolist() == trace["codes"][row, :, at[row]].tolist()
-                expected = trace["sound"][row, at[row] * 1920 : (at[row] + 1) * 1920]
-                assert float((out[row] - expected).abs().max()) <= 1e-5
+                spoken[row].append(out[row])
                 done[row] += 1
     assert done == [clips, clips]
+    for row in range(2):  # every seventh sample is kept
+        assert float((torch.cat(spoken[row])[::7] - trace["sound"][row]).abs().max()) <= 1e-5
 
 
 @pytest.mark.parametrize("depth", ["4", "8"])

@@ -5,10 +5,11 @@
     /some/where/bin/pip install torch safetensors huggingface-hub numpy
     OMP_NUM_THREADS=1 NO_TORCH_COMPILE=1 /some/where/bin/python tests/parity/make_moshi_golden.py [lm] [mimi]
 
-``lm-8`` and ``lm-16``: a checkpoint (tiny, random weights, float32; config.json beside it) and ``trace.safetensors``: what
+``lm-8`` and ``lm-16``: config.json of a tiny checkpoint, its random weights' names and shapes in the order in which they were
+drawn (``rebuilt.py`` draws them again) and ``trace.safetensors``: what
 three calls with execution masks of chance heard and what greedy steps made of it, well past the window. In ``lm-16`` the depth
 transformer writes both speakers' streams. ``mimi``: the same for the codec: codes of two calls' frames, and the sound that
-other codes decode to.
+other codes decode to, every seventh sample of it.
 """
 
 from __future__ import annotations
@@ -139,6 +140,17 @@ def shake(module: torch.nn.Module, seed: int) -> None:
                 parameter.copy_(0.1 * noise)
 
 
+def keep_shapes(model: torch.nn.Module, seed: int, folder: Path) -> None:
+    """``weights.json``: parameters and buffers in the order in which they were drawn."""
+    parts = [f'"seed": {seed}']
+    parameters = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    buffers = {name: list(buffer.shape) for name, buffer in model.state_dict().items() if name not in parameters}
+    for title, shapes in (("shapes", parameters), ("buffers", buffers)):
+        lines = ",\n".join(f"  {json.dumps(name)}: {shape}" for name, shape in shapes.items())
+        parts.append(f'"{title}": {{\n{lines}\n}}')
+    (folder / "weights.json").write_text("{" + ", ".join(parts) + "}\n")
+
+
 def make_lm(name: str) -> None:
     config = {**FIXED, **LM[name]}
     model = LMModel(**config, device="cpu", dtype=torch.float32).eval()
@@ -165,7 +177,7 @@ def make_lm(name: str) -> None:
     folder = GOLDEN / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    save_file(dict(model.state_dict()), folder / "model.safetensors")
+    keep_shapes(model, 1, folder)
     trace = {"user": user.to(torch.int32), "running": running, "frames": together.to(torch.int32)}
     save_file({k: v.contiguous() for k, v in trace.items()}, folder / "trace.safetensors")
     spread = [len(set(together[4:, :, k].flatten().tolist())) for k in range(together.shape[2])]
@@ -212,11 +224,11 @@ def make_mimi() -> None:
     folder = GOLDEN / "mimi"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "mimi_config.json").write_text(json.dumps(MIMI, indent=1) + "\n")
-    save_file(dict(model.state_dict()), folder / "mimi.safetensors")
+    keep_shapes(model, 2, folder)
     trace = {
         "codes": torch.cat(codes, -1).to(torch.int32),
         "said": said.to(torch.int32),
-        "sound": torch.cat(spoken, -1)[:, 0],
+        "sound": torch.cat(spoken, -1)[:, 0, ::7],
     }
     save_file({k: v.contiguous() for k, v in trace.items()}, folder / "trace.safetensors")
     used = [len(set(trace["codes"][:, k].flatten().tolist())) for k in range(CODEBOOKS)]

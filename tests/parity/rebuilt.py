@@ -1,5 +1,5 @@
-"""The golden checkpoints as folders that load. Their weights are not kept: ``make_vla_golden.py`` drew them from a seeded
-generator, one tensor after the other by name, and here they are drawn again."""
+"""The golden checkpoints as folders that load. Their weights are not kept: ``make_vla_golden.py`` and ``make_moshi_golden.py``
+drew them from a seeded generator, one tensor after the other in the order of ``weights.json``; here they are drawn again."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -23,24 +25,64 @@ def drawn(shape: list[int], generator: torch.Generator) -> torch.Tensor:
     return torch.randn(shape, generator=generator) / fan_in**0.5
 
 
+def shaken(name: str, shape: list[int], generator: torch.Generator) -> torch.Tensor:
+    """As ``make_moshi_golden.shake`` fills a parameter."""
+    noise = torch.randn(shape, generator=generator)
+    if "layer_scale" in name:
+        return 0.5 + 0.1 * noise
+    if name.endswith("alpha") or "norm" in name:
+        return 0.2 * noise if name.endswith("bias") else 1 + 0.2 * noise
+    if noise.dim() >= 2:
+        return noise / noise[0].numel() ** 0.5 * 1.3
+    return 0.1 * noise
+
+
+def codebook(name: str, shape: list[int], generator: torch.Generator) -> torch.Tensor:
+    """As ``make_moshi_golden.make_mimi`` fills a buffer of a codebook."""
+    if name.endswith("embedding_sum"):
+        return torch.randn(shape, generator=generator)
+    if name.endswith("cluster_usage"):
+        return 0.5 + torch.rand(shape, generator=generator)
+    return torch.zeros(shape)
+
+
+def _vla(kept: dict[str, Any]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(kept["seed"])
+    return {name: drawn(shape, generator) for name, shape in kept["shapes"].items()}
+
+
+def _moshi(kept: dict[str, Any]) -> dict[str, torch.Tensor]:
+    generator, buffers = torch.Generator().manual_seed(kept["seed"]), torch.Generator().manual_seed(3)
+    weights = {name: shaken(name, shape, generator) for name, shape in kept["shapes"].items()}
+    return weights | {name: codebook(name, shape, buffers) for name, shape in kept.get("buffers", {}).items()}
+
+
 @cache
 def golden() -> Path:
     """A folder with ``pi0``, ``pi05`` and ``smolvla``, made once per machine and state of the kept files."""
-    digest = hashlib.sha256()
-    for path in sorted(KEPT.rglob("*")):
-        if path.is_file() and "moshi" not in path.parts:
-            digest.update(path.relative_to(KEPT).as_posix().encode() + path.read_bytes())
+    return _rebuilt([KEPT / name for name in ("pi0", "pi05", "smolvla")], _vla)
+
+
+@cache
+def moshi() -> Path:
+    """The same with ``lm-8``, ``lm-16`` and ``mimi``."""
+    return _rebuilt([KEPT / "moshi" / name for name in ("lm-8", "lm-16", "mimi")], _moshi)
+
+
+def _rebuilt(folders: list[Path], weights: Callable[[dict[str, Any]], dict[str, torch.Tensor]]) -> Path:
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for path in sorted(path for folder in folders for path in folder.iterdir()):
+        digest.update(path.relative_to(KEPT).as_posix().encode() + path.read_bytes())
     target = Path(tempfile.gettempdir()) / f"realtime-omni-golden-{digest.hexdigest()[:16]}"
     if target.is_dir():
         return target
     building = Path(tempfile.mkdtemp(dir=target.parent))
-    for source in sorted(KEPT.glob("*/weights.json")):
-        folder = building / source.parent.name
-        shutil.copytree(source.parent, folder, ignore=shutil.ignore_patterns(source.name))
-        kept = json.loads(source.read_text())
-        generator = torch.Generator().manual_seed(kept["seed"])
-        weights = {name: drawn(shape, generator) for name, shape in kept["shapes"].items()}
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    for source in folders:
+        folder = building / source.name
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns("weights.json"))
+        file = "mimi.safetensors" if source.name == "mimi" else "model.safetensors"
+        made = weights(json.loads((source / "weights.json").read_text()))
+        save_file(made, folder / file, metadata={"format": "pt"})
     try:
         os.rename(building, target)
     except OSError:  # another process was faster

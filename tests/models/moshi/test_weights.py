@@ -10,12 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from parity.rebuilt import moshi
 from realtime_omni.errors import ConfigError
 from realtime_omni.models.moshi.config import MOSHI_7B, LMConfig, lm_config, read_config
 from realtime_omni.models.moshi.network import MoshiLM
 from realtime_omni.models.moshi.weights import depth_steps_in, load_lm
 
-GOLDEN = Path(__file__).parents[2] / "parity" / "golden" / "moshi"
+GOLDEN = moshi()
 
 
 def _config(name: str) -> LMConfig:

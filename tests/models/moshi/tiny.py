@@ -12,6 +12,7 @@ import msgspec
 import sentencepiece
 import torch
 
+from parity.rebuilt import moshi
 from realtime_omni.config import Config, EngineSection, KVSection, SessionSection
 from realtime_omni.models.moshi.config import mimi_config, read_config
 from realtime_omni.models.moshi.mimi import Mimi
@@ -22,7 +23,7 @@ from realtime_omni.models.moshi.sampling import Chance
 from realtime_omni.models.moshi.text import SentencePieces
 from realtime_omni.models.moshi.weights import load_mimi, replace_parameters
 
-GOLDEN = Path(__file__).parents[2] / "parity" / "golden" / "moshi"
+GOLDEN = moshi()
 CORPUS = (
     "hello there i am a small voice that talks and listens how are you today what can i do for you my friend good bye"
 )
