@@ -20,7 +20,7 @@ from realtime_omni.models.common.vla.attention import DensePrefixAttention
 from realtime_omni.models.common.vla.flow import integrate
 from realtime_omni.models.common.vla.network import PolicyInputs, encode, picture_features, sample
 from realtime_omni.models.common.vla.policy import LoadOptions, Policy
-from realtime_omni.models.common.vla.weights import match_names
+from realtime_omni.models.common.weights import match_names
 from realtime_omni.models.pi0.loader import load_lerobot as load_pi0
 from realtime_omni.models.pi0.loader import names as pi0_names
 from realtime_omni.models.pi0.network import Pi0Config, Pi0Network

@@ -8,30 +8,22 @@ two published forms disagree about is an option each, with no hidden default in 
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-import re
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import torch
 from msgspec import Meta
 
-from realtime_omni.errors import ConfigError
-from realtime_omni.models.common.vla.weights import shapes_in
+from realtime_omni.models.common.wan.checkpoint import Progress, Stored, fingerprint, head_size, part_of, root_of
 from realtime_omni.models.common.wan.text import UMT5
 from realtime_omni.models.common.wan.transformer import PATCH, WanConfig, WanTransformer
 from realtime_omni.models.common.wan.vae import WanVAE
-from realtime_omni.models.common.wan.weights import load_transformer, shards
+from realtime_omni.models.common.wan.weights import load_transformer
 from realtime_omni.models.lingbot.model import LingBot, Settings
 
 if TYPE_CHECKING:
     from realtime_omni.config import Config
-
-log = logging.getLogger(__name__)
 
 Side = Annotated[int, Meta(ge=16, le=4096, multiple_of=16)]
 Frames = Annotated[int, Meta(ge=1, le=1024)]
@@ -80,16 +72,14 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def load(config: Config) -> LingBot:
     """Raises ConfigError, naming the option, the file or the tensors that do not fit."""
     options = config.options_as(Options)
-    root = Path(options.checkpoint).expanduser()
-    if not options.checkpoint or not root.is_dir():
-        raise ConfigError(f"options.checkpoint: no folder {options.checkpoint!r}", path="options.checkpoint")
+    root = root_of(options.checkpoint)
     folder = next((root / name for name in ("transformer", "transformers") if (root / name).is_dir()), root)
     dtype = getattr(torch, config.dtype)
     shape = dimensions(folder, options.head_dim)
     with torch.device("meta"):
         network = WanTransformer(shape)
     load_transformer(network, folder, dtype=dtype, device=config.device, progress=Progress("weights"))
-    vae = WanVAE.load(_part(root, options.vae, "vae"), dtype=dtype, device=config.device) if options.pixels else None
+    vae = WanVAE.load(part_of(root, options.vae, "vae"), dtype=dtype, device=config.device) if options.pixels else None
     texts = root if options.text is None else Path(options.text).expanduser()
     text = UMT5(texts, dtype=dtype, device=config.device)
     if options.compile:
@@ -106,78 +96,19 @@ def load(config: Config) -> LingBot:
 
 def dimensions(folder: Path, head_dim: int | None = None) -> WanConfig:
     """Read off the checkpoint's shapes. Raises ConfigError when it holds no such network."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in shards(folder):
-        shapes.update(shapes_in(path))
-
-    def shape(*names: str) -> tuple[int, ...]:
-        """Of a matrix or kernel under one of its names."""
-        for name in names:
-            if len(shapes.get(name, ())) >= 2:
-                return shapes[name]
-        raise ConfigError(f"{folder.name} does not hold this model; missing: {names[0]}", path=folder.name)
-
-    patch = shape("patch_embedding.weight")
+    stored = Stored.read(folder)
+    patch = stored.matrix("patch_embedding.weight")
     width, cells = patch[0], PATCH * PATCH
-    settings = _json(folder / "config.json")
-    size = head_dim or settings.get("attention_head_dim", 128)
-    if not isinstance(size, int) or size < 6 or width % size:
-        raise ConfigError(f"a width of {width} has no heads of {size}", path="options.head_dim")
+    size = head_size(folder, width, head_dim)
     camera = "patch_embedding_wancamctrl.weight"
     return WanConfig(
-        layers=len({m.group(1) for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))}),
+        layers=stored.layers,
         heads=width // size,
         head_dim=size,
-        mlp_width=shape("blocks.0.ffn.0.weight", "blocks.0.ffn.net.0.proj.weight")[0],
+        mlp_width=stored.matrix("blocks.0.ffn.0.weight", "blocks.0.ffn.net.0.proj.weight")[0],
         in_channels=patch[1],
-        out_channels=shape("head.head.weight", "proj_out.weight")[0] // cells,
-        text_width=shape("text_embedding.0.weight", "condition_embedder.text_embedder.linear_1.weight")[1],
-        frequencies=shape("time_embedding.0.weight", "condition_embedder.time_embedder.linear_1.weight")[1],
-        camera_channels=shape(camera)[1] // cells if camera in shapes else 0,
+        out_channels=stored.matrix("head.head.weight", "proj_out.weight")[0] // cells,
+        text_width=stored.matrix("text_embedding.0.weight", "condition_embedder.text_embedder.linear_1.weight")[1],
+        frequencies=stored.matrix("time_embedding.0.weight", "condition_embedder.time_embedder.linear_1.weight")[1],
+        camera_channels=stored.matrix(camera)[1] // cells if camera in stored.shapes else 0,
     )
-
-
-def fingerprint(folder: Path, *parts: str) -> str:
-    """Over names, sizes and headers of the shards and a megabyte at the end of each: weights too large to read twice."""
-    digest = hashlib.sha256(repr(parts).encode())
-    for path in shards(folder):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(min(size, 1 << 20)))
-            file.seek(max(size - (1 << 20), 0))
-            digest.update(file.read())
-    return digest.hexdigest()
-
-
-class Progress:
-    """Says in the log how far a load is, at most every two seconds."""
-
-    def __init__(self, what: str) -> None:
-        self._what, self._said_s = what, time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        now_s = time.monotonic()
-        if done == total or now_s - self._said_s >= 2:
-            self._said_s = now_s
-            log.info("%s: %.1f of %.1f GB", self._what, done / 1e9, total / 1e9)
-
-
-def _part(root: Path, given: str | None, name: str) -> Path:
-    folder = root / name if given is None else Path(given).expanduser()
-    if not folder.is_dir():
-        raise ConfigError(
-            f"options.{name}: no folder {folder.name!r}; a pickled file is not opened, give a folder in diffusers' layout",
-            path=f"options.{name}",
-        )
-    return folder
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise ConfigError(f"{path.name} cannot be read as JSON", path=path.name) from None
-    return found if isinstance(found, dict) else {}

@@ -18,7 +18,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from realtime_omni.models.common.vla.weights import Names, match_names, shapes_in
+from realtime_omni.models.common.weights import Names, match_names, shapes_in
 from realtime_omni.models.moshi.mimi import Mimi
 from realtime_omni.models.moshi.network import MoshiLM
 

@@ -17,13 +17,8 @@ from realtime_omni.models.common.vla.images import Fit
 from realtime_omni.models.common.vla.policy import LoadOptions, Policy
 from realtime_omni.models.common.vla.prompts import PromptForm
 from realtime_omni.models.common.vla.siglip import VisionConfig
-from realtime_omni.models.common.vla.weights import (
-    PROJECTION_RULES,
-    TRANSFORMER_RULES,
-    Names,
-    load_weights,
-    shapes_in,
-)
+from realtime_omni.models.common.vla.weights import PROJECTION_RULES, TRANSFORMER_RULES
+from realtime_omni.models.common.weights import Names, load_weights, shapes_in
 from realtime_omni.models.smolvla.network import SIGLIP_BASE_512, SMOLVLM2_500M, SmolVLAConfig, SmolVLANetwork
 
 WEIGHTS = "model.safetensors"

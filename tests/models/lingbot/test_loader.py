@@ -13,8 +13,9 @@ from models.lingbot.tiny import CONFIG, tiny_network
 from models.wan.native import native
 from realtime_omni.config import load
 from realtime_omni.errors import ConfigError
+from realtime_omni.models.common.wan.checkpoint import fingerprint
 from realtime_omni.models.common.wan.weights import load_transformer
-from realtime_omni.models.lingbot.loader import dimensions, fingerprint
+from realtime_omni.models.lingbot.loader import dimensions
 from realtime_omni.models.lingbot.loader import load as load_model
 
 

@@ -168,15 +168,31 @@ class WanLayer(nn.Module):
         camera_shift: Tensor | None,
     ) -> Tensor:
         """The rest of the layer, [B, T, D]. seen [B, T, heads, head_dim]; keys, values of the text."""
-        dtype = x.dtype
-        gate_a, shift, scale, gate_m = (self.modulation.float() + time)[:, 2:, None].unbind(1)
-        x = (x.float() + self.attention.out(seen.flatten(-2)) * gate_a).to(dtype)
+        return self.widened(self.crossed(x, seen, time, keys, values, camera_scale, camera_shift), time)
+
+    def crossed(
+        self,
+        x: Tensor,
+        seen: Tensor,
+        time: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        camera_scale: Tensor | None = None,
+        camera_shift: Tensor | None = None,
+    ) -> Tensor:
+        """:meth:`after` without its last part, the MLP."""
+        gate = (self.modulation.float() + time)[:, 2, None]
+        x = (x.float() + self.attention.out(seen.flatten(-2)) * gate).to(x.dtype)
         if camera_scale is not None and camera_shift is not None:
             x = (1 + camera_scale) * x + camera_shift
-        x = x + self.cross(self._cross_normed(x), keys, values)
-        h = (_norm(x, self.eps) * (1 + scale) + shift).to(dtype)
+        return x + self.cross(self._cross_normed(x), keys, values)
+
+    def widened(self, x: Tensor, time: Tensor) -> Tensor:
+        """The MLP behind its norm, [B, T, D]."""
+        shift, scale, gate = (self.modulation.float() + time)[:, 3:, None].unbind(1)
+        h = (_norm(x, self.eps) * (1 + scale) + shift).to(x.dtype)
         widened = self.down(functional.gelu(self.up(h), approximate="tanh"))
-        grown: Tensor = (x.float() + widened.float() * gate_m).to(dtype)
+        grown: Tensor = (x.float() + widened.float() * gate).to(x.dtype)
         return grown
 
     def _cross_normed(self, x: Tensor) -> Tensor:

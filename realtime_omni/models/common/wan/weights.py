@@ -20,7 +20,7 @@ from safetensors import safe_open
 from torch import nn
 
 from realtime_omni.errors import ConfigError
-from realtime_omni.models.common.vla.weights import Names, match_names, refuse_quantised, shapes_in
+from realtime_omni.models.common.weights import Names, match_names, refuse_quantised, shapes_in
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are in place and the bytes in all."""
