@@ -185,7 +185,8 @@ class WanLayer(nn.Module):
         x = (x.float() + self.attention.out(seen.flatten(-2)) * gate).to(x.dtype)
         if camera_scale is not None and camera_shift is not None:
             x = (1 + camera_scale) * x + camera_shift
-        return x + self.cross(self._cross_normed(x), keys, values)
+        crossed: Tensor = x + self.cross(self._cross_normed(x), keys, values)
+        return crossed
 
     def widened(self, x: Tensor, time: Tensor) -> Tensor:
         """The MLP behind its norm, [B, T, D]."""
