@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from realtime_omni.errors import ArgumentError, ErrorCode, TickError
 from realtime_omni.kv.capacity import KVSpec
@@ -37,17 +36,18 @@ from realtime_omni.models.base import (
     StepRow,
 )
 from realtime_omni.models.common.noise import block_noise
+from realtime_omni.models.common.wan import sampler
 from realtime_omni.models.common.wan.text import TOKENS, TextEncoder
 from realtime_omni.models.common.wan.transformer import KeysValues, WanTransformer
-from realtime_omni.models.common.wan.vae import (
-    SPACE_STRIDE,
-    TIME_STRIDE,
-    CodecState,
-    ImageCondition,
-    WanVAE,
-    next_condition,
+from realtime_omni.models.common.wan.vae import TIME_STRIDE, CodecState, ImageCondition, WanVAE
+from realtime_omni.models.common.wan.visual import (
+    MASK_CHANNELS,
+    Visual,
+    VisualShapes,
+    condition_of,
+    fit,
+    pictures_of,
 )
-from realtime_omni.models.lingbot import sampler
 from realtime_omni.models.lingbot import state as saved
 from realtime_omni.models.lingbot.camera import (
     Camera,
@@ -65,16 +65,14 @@ from realtime_omni.session.values import Artifact, ArtifactSpec, ChunkMetadata, 
 if TYPE_CHECKING:
     from realtime_omni.config import Config
 
-MASK_CHANNELS = 4
-"""Of the network's input: 1 where the condition is a given picture."""
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What a recipe decides. ``height`` and ``width`` in pixels, multiples of 16; frames are latent.
 
-    ``labels``, ``shift`` and ``table``: see :mod:`realtime_omni.models.lingbot.sampler`. ``clean_pass`` false: the last denoise
-    pass writes history, a fifth cheaper and another output. ``horizon``: pictures after which a session ends, or None."""
+    ``labels``, ``shift`` and ``table``: see :mod:`realtime_omni.models.common.wan.sampler`. ``clean_pass`` false: the last
+    denoise pass writes history, a fifth cheaper and another output. ``horizon``: pictures after which a session ends, or None.
+    """
 
     height: int = 480
     width: int = 832
@@ -111,9 +109,8 @@ class LingBot:
         self._device = torch.device(device)
         self._dtype = network.patches.weight.dtype
         self._levels = sampler.levels(settings.labels, settings.shift, table=settings.table)
-        self._grid = (settings.height // SPACE_STRIDE, settings.width // SPACE_STRIDE)
+        self._visual = VisualShapes.of(vae, settings.height, settings.width, network.config.out_channels)
         self._fingerprint = fingerprint
-        self._codec = ((), ()) if vae is None else vae.slot_shapes(settings.height, settings.width)
         self._spec = self._describe(name)
 
     @classmethod
@@ -136,8 +133,9 @@ class LingBot:
             raise ArgumentError(
                 "without an autoencoder no picture is taken", code=ErrorCode.IMAGE_INVALID, path="image"
             )
-        picture = None if setup.image is None else self._fit(setup.image)
-        return LingBotState(Camera.start(), picture, None, ImageCondition.start(), CodecState(), None, prompt)
+        size = (self.settings.height, self.settings.width)
+        picture = None if setup.image is None else fit(setup.image, *size, self._device)
+        return LingBotState(Camera.start(), Visual.start(picture), None, prompt)
 
     def understand(self, event: SessionEvent) -> str | None:
         for control in event.controls:
@@ -159,7 +157,7 @@ class LingBot:
     def step(self, batch: StepBatch) -> Step:
         yield Checkpoint("forward", "prepare")
         texts = {number: self._understood(row) for number, row in enumerate(batch.rows)}
-        conditions = {number: self._conditioned(row.state) for number, row in enumerate(batch.rows)}
+        conditions = {number: self._conditioned(row.state.visual) for number, row in enumerate(batch.rows)}
         cameras = {number: self._filmed(row) for number, row in enumerate(batch.rows)}
         active = batch.active
         injected = self._camera_cache([cameras[r][1] for r in active])
@@ -199,13 +197,13 @@ class LingBot:
                 yield Checkpoint("decode")
                 if r not in batch.active:
                     continue
-                pictures, decoder = self._decoded(row.state, clean[r])
+                assert self._vae is not None
+                pictures, decoder = pictures_of(self._vae, row.state.visual, clean[r])
                 artifacts.append(
                     Artifact("frames", Modality.VIDEO, Representation.DECODED, "TCHW", pictures, fps=self._spec.fps)
                 )
-            state = LingBotState(
-                cameras[r][0], None, texts[r], conditions[r][1], decoder, clean[r][-1:].clone(), row.state.prompt
-            )
+            visual = Visual(None, conditions[r][1], decoder, clean[r][-1:].clone())
+            state = LingBotState(cameras[r][0], visual, texts[r], row.state.prompt)
             outputs[r] = RowOutput(ChunkMetadata.from_tick(row.tick), tuple(artifacts), state)
         return {r: outputs[r] for r in batch.active}
 
@@ -213,15 +211,7 @@ class LingBot:
         return saved.pack(state)
 
     def unpack(self, packed: PackedState) -> LingBotState:
-        encoder, decoder = self._codec
-        state = saved.unpack(
-            packed,
-            latent_shape=self.latent_shape,
-            picture_shape=(3, self.settings.height, self.settings.width),
-            encoder=encoder,
-            decoder=decoder,
-            device=self._device,
-        )
+        state = saved.unpack(packed, self._visual, self._device)
         self._text.check(state.prompt)
         return state
 
@@ -237,7 +227,7 @@ class LingBot:
     @property
     def latent_shape(self) -> tuple[int, int, int, int]:
         """[F, C, h, w] of a block."""
-        return (self.settings.frames_per_block, self.network.config.out_channels, *self._grid)
+        return (self.settings.frames_per_block, self.network.config.out_channels, *self._visual.grid)
 
     def _understood(self, row: StepRow) -> Text:
         """The prompt in force; encoded again when it is not the state's."""
@@ -248,18 +238,9 @@ class LingBot:
         features = self._text.encode(prompt).to(device=self._device, dtype=self._dtype)
         return Text(prompt, tuple((k[0], v[0]) for k, v in self.network.text_cache(features[None])))
 
-    def _conditioned(self, state: LingBotState) -> tuple[Tensor, ImageCondition]:
+    def _conditioned(self, visual: Visual) -> tuple[Tensor, ImageCondition]:
         """Mask and condition of the next block, [F, MASK_CHANNELS + C, h, w], and what follows."""
-        F, C, h, w = self.latent_shape
-        if self._vae is None:
-            return torch.zeros(F, MASK_CHANNELS + C, h, w, device=self._device), state.condition
-        picture = None if state.picture is None else state.picture.float() / 127.5 - 1
-        size = (self.settings.height, self.settings.width)
-        latents, following = next_condition(self._vae, state.condition, F, picture, size)
-        mask = torch.zeros(F, MASK_CHANNELS, h, w, device=self._device)
-        if state.picture is not None:
-            mask[0] = 1.0
-        return torch.cat((mask, latents), dim=1), following
+        return condition_of(self._vae, visual.condition, visual.picture, self.latent_shape, self._device)
 
     def _filmed(self, row: StepRow) -> tuple[Camera, Tensor]:
         """Where the camera is after the block, and the network's camera input [F, 384, h, w]."""
@@ -315,33 +296,6 @@ class LingBot:
     def _noise(self, row: StepRow, step: int) -> Tensor:
         return block_noise(row.seed, row.tick.chunk_index, step, self.latent_shape, device=self._device)
 
-    def _decoded(self, state: LingBotState, latents: Tensor) -> tuple[np.ndarray, CodecState]:
-        """uint8 [P, 3, H, W]."""
-        assert self._vae is not None
-        decoder = state.decoder
-        if decoder.is_fresh and state.tail is not None:
-            _, decoder = self._vae.decode(state.tail, decoder)
-        pictures, following = self._vae.decode(latents, decoder)
-        return ((pictures + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy(), following
-
-    def _fit(self, image: np.ndarray) -> Tensor:
-        """Centre crop to the model's shape, resized, uint8 [3, H, W]. Raises ArgumentError (``image_invalid``)."""
-        if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-            raise ArgumentError("an image is uint8 [H, W, 3]", code=ErrorCode.IMAGE_INVALID, path="image")
-        height, width = self.settings.height, self.settings.width
-        tall, wide = image.shape[:2]
-        if min(tall, wide) < 16:
-            raise ArgumentError("the image is smaller than 16 pixels", code=ErrorCode.IMAGE_INVALID, path="image")
-        if tall * width > wide * height:
-            cut = round(wide * height / width)
-            image = image[(tall - cut) // 2 :][:cut]
-        else:
-            cut = round(tall * width / height)
-            image = image[:, (wide - cut) // 2 :][:, :cut]
-        x = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].float()
-        x = functional.interpolate(x, (height, width), mode="bilinear", antialias=True, align_corners=False)
-        return x[0].round().clamp(0, 255).to(device=self._device, dtype=torch.uint8)
-
     def _describe(self, name: str) -> ModelSpec:
         settings, config = self.settings, self.network.config
         latents = ArtifactSpec("latents", Modality.VIDEO, Representation.LATENT, "TCHW", primary=self._vae is None)
@@ -356,7 +310,7 @@ class LingBot:
                 num_layers=config.layers,
                 num_kv_heads=config.heads,
                 head_dim=config.head_dim,
-                tokens_per_frame=self._grid[0] * self._grid[1] // 4,
+                tokens_per_frame=self._visual.grid[0] * self._visual.grid[1] // 4,
                 frames_per_block=F,
                 window_frames=settings.window_frames,
                 sink_frames=settings.sink_frames,
@@ -376,17 +330,11 @@ class LingBot:
         )
 
     def _state_bytes(self) -> int:
-        """Of one session beside its pages: the text's keys and values, the codec's two memories, latents, a picture."""
+        """Of one session beside its pages: the text's keys and values, pictures and the codec's memories, latents."""
         config = self.network.config
         text = 2 * config.layers * TOKENS * config.width * self._dtype.itemsize
         F, C, h, w = self.latent_shape
-        latents = 4 * (C + MASK_CHANNELS) * h * w * (F + 1)
-        return (
-            text
-            + latents
-            + 3 * SPACE_STRIDE**2 * h * w
-            + sum(slot.nbytes for part in self._codec for slot in part if slot)
-        )
+        return text + 4 * (C + MASK_CHANNELS) * h * w * (F + 1) + self._visual.nbytes
 
 
 def _stacked(texts: Sequence[tuple[KeysValues, ...]]) -> tuple[KeysValues, ...]:

@@ -14,7 +14,7 @@ from realtime_omni.engine import commands as c
 from realtime_omni.errors import ArgumentError, OmniError, TickError
 from realtime_omni.models.base import PackedState, SessionSetup
 from realtime_omni.models.common.noise import block_noise
-from realtime_omni.models.lingbot import sampler
+from realtime_omni.models.common.wan import sampler
 from realtime_omni.models.lingbot.camera import Camera, default_intrinsics, fold, motions, move, rays
 from realtime_omni.session.values import ControlInput, SessionId
 from realtime_omni.testing.check_model import check_model

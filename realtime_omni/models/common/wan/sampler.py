@@ -1,11 +1,11 @@
-"""The few-step sampler of LingBot's distilled weights (distribution matching): noise levels, and one step.
+"""The few-step sampler of distilled weights (distribution matching; LingBot, Matrix-Game): noise levels, and one step.
 
 A block begins as noise. At each level the network predicts the flow v (noise less clean latents); the clean latents are
 ``x0 = x - sigma * v``, and fresh noise brings them to the next, lower level: ``x = (1 - next) x0 + next * noise``. After the
 last level x0 is the block. Levels are shifted towards noise: ``shift * s / (1 - s + shift * s)``.
 
-Two published forms differ in three numbers, so that a recipe says which: with ``table`` false, the levels are the labels
-over 1,000, shifted, and timesteps are real numbers; with ``table`` true they are looked up in a table of 1,000 shifted
+Two published forms of LingBot differ in three numbers, so that a recipe says which: with ``table`` false, the levels are the
+labels over 1,000, shifted, and timesteps are real numbers; with ``table`` true they are looked up in a table of 1,000 shifted
 levels from 0.999 down to 0, whose timesteps are cut to integers: the level that x0 is computed with is the first entry with
 the label's timestep, the level that noise is added at is the second where there are two.
 """

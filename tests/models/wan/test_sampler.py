@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from realtime_omni.models.lingbot.sampler import clean, levels, renoised
+from realtime_omni.models.common.wan.sampler import clean, levels, renoised
 
 LABELS = (1000, 750, 500, 250)
 
