@@ -193,7 +193,7 @@ def _nothing() -> None:
     """The CPU is synchronous."""
 
 
-def main(argv: Sequence[str]) -> int:
+def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="realtime-omni bench duplex --model moshi-geometry", description=__doc__.split("\n")[0]
     )
@@ -204,7 +204,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--json", action="store_true", help="as JSON (it always is)")
-    result = measure(parser.parse_args(argv))
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    result = measure(parse(argv))
     print(json.dumps(result, indent=2))
     return 0 if result["valid"] else 1
 

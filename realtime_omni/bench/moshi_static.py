@@ -97,7 +97,7 @@ class Calls:
             keys, values = self.keys[layer], self.values[layer]
             keys[self._rows, :, slots] = k[:, 0]
             values[self._rows, :, slots] = v[:, 0]
-            return scaled_dot_product_attention(q.transpose(1, 2), keys, values, attn_mask=mask).transpose(1, 2)
+            return attention(q.transpose(1, 2), keys, values, mask).transpose(1, 2)
 
         hidden, logits = self.lm.temporal(self.lm.temporal.embed(tokens), self.steps[:, None], attend)
         self.hidden.copy_(hidden)
@@ -127,6 +127,11 @@ class Calls:
 
     def _update(self, tensor: Tensor, new: Tensor) -> None:
         tensor.copy_(torch.where(self.running.view(-1, *[1] * (new.dim() - 1)), new, tensor))
+
+
+def attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """One query per head, q [B, H, 1, d], over ``keys`` and ``values`` [B, H, T, d]."""
+    return scaled_dot_product_attention(q, keys, values, attn_mask=mask)
 
 
 class Side:
