@@ -121,7 +121,7 @@ def build_runner(config: Config, model: WorldModel) -> ModelRunner:
         model,
         book,
         storage,
-        open_backend(device=config.device, keep_gathered=config.kv.keep_gathered),
+        open_backend(device=config.device, keep_gathered=config.kv.keep_gathered, fp8=config.kv.fp8_attention),
         synchronize=synchronize,
     )
 

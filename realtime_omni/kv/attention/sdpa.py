@@ -10,6 +10,9 @@ pass then copies only its own tokens behind it::
 Gathering follows contiguous runs of slots, so a window whose pages lie together costs one copy, and goes by index where
 there are many. The order is always frame order, never page order, so where pages happen to lie cannot change a bit of
 the result.
+
+What a group computes with its buffers is a kernel's: torch's own, or one in eight bits (:mod:`.fp8`), whose buffers are half
+as large.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -50,28 +54,61 @@ class _Group:
     history_tokens: int
 
 
+class Kernel(Protocol):
+    """One call of attention over contiguous keys and values."""
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of the buffers; None: the pools'."""
+        ...
+
+    def stored(self, x: Tensor) -> Tensor:
+        """Keys or values, of any shape, before they are copied into a buffer."""
+        ...
+
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """q [rows, heads, T, head_dim]; keys, values [rows, kv_heads, S, head_dim] in the buffers' dtype, or in that of q
+        where there is no history; mask bool [T, S]. Returns the shape and dtype of q."""
+        ...
+
+
+class TorchKernel:
+    """torch's own, in the dtype of the pools."""
+
+    dtype: torch.dtype | None = None
+
+    def stored(self, x: Tensor) -> Tensor:
+        return x
+
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        with fast_kernels(q):
+            return scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=q.shape[1] != keys.shape[1])
+
+
 class SdpaBackend:
-    """See the module. ``cache_history``: keep one gathered copy per layer for the tick.
+    """See the module. ``kernel``: torch's own where None. ``cache_history``: keep one gathered copy per layer for the tick.
 
     None means on CPU only: on a GPU the copies of all layers would double the resident window, so one is reused there.
     """
 
     name = "sdpa"
 
-    def __init__(self, *, cache_history: bool | None = None) -> None:
+    def __init__(self, *, cache_history: bool | None = None, kernel: Kernel | None = None) -> None:
         self._cache_history = cache_history
+        self._kernel = TorchKernel() if kernel is None else kernel
 
     def plan(self, rows: Sequence[RowPlan], storage: KVStorage) -> SdpaPlan:
         """Work out the runs of every row; tensors are touched at the first ``attend``."""
         cache = storage.device.type == "cpu" if self._cache_history is None else self._cache_history
-        return SdpaPlan(rows, storage, cache_history=cache)
+        return SdpaPlan(rows, storage, self._kernel, cache_history=cache)
 
 
 class SdpaPlan:
     """One tick's attention; see ``AttentionPlan``."""
 
-    def __init__(self, rows: Sequence[RowPlan], storage: KVStorage, *, cache_history: bool) -> None:
+    def __init__(self, rows: Sequence[RowPlan], storage: KVStorage, kernel: Kernel, *, cache_history: bool) -> None:
         self._storage = storage
+        self._kernel = kernel
         self._cache_history = cache_history
         self._rows = tuple(
             _Row(storage.runs(row.history), row.history_tokens, storage.runs(row.frames), row.tokens) for row in rows
@@ -117,17 +154,12 @@ class SdpaPlan:
             keys, values = k.transpose(1, 2), v.transpose(1, 2)
         else:
             keys, values = self._history(layer, group, k.shape[1])
-            keys[:, :, group.history_tokens :].copy_(k.detach().transpose(1, 2))
-            values[:, :, group.history_tokens :].copy_(v.detach().transpose(1, 2))
-        grouped_heads = q.shape[2] != k.shape[2]
+            keys[:, :, group.history_tokens :].copy_(self._kernel.stored(k.detach()).transpose(1, 2))
+            values[:, :, group.history_tokens :].copy_(self._kernel.stored(v.detach()).transpose(1, 2))
         mask = None
         if causal and q.shape[1] > 1:  # torch's own flag would align the triangle with the first key, not with the last
             mask = torch.ones(q.shape[1], keys.shape[2], dtype=torch.bool, device=q.device).tril(group.history_tokens)
-        with fast_kernels(q):
-            out = scaled_dot_product_attention(
-                q.transpose(1, 2), keys, values, attn_mask=mask, enable_gqa=grouped_heads
-            )
-        return out.transpose(1, 2)
+        return self._kernel(q.transpose(1, 2), keys, values, mask).transpose(1, 2)
 
     def _history(self, layer: int, group: _Group, tokens: int) -> tuple[Tensor, Tensor]:
         """Buffers ``[rows, kv_heads, history + tokens, head_dim]`` with the history part filled."""
@@ -138,8 +170,8 @@ class SdpaPlan:
         if buffers is None:
             spec = self._storage.spec
             shape = (len(group.rows), spec.num_kv_heads, group.history_tokens + tokens, spec.head_dim)
-            like = self._storage.flat_k[layer]
-            buffers = self._buffers[key] = (like.new_empty(shape), like.new_empty(shape))
+            like, dtype = self._storage.flat_k[layer], self._kernel.dtype
+            buffers = self._buffers[key] = (like.new_empty(shape, dtype=dtype), like.new_empty(shape, dtype=dtype))
         for buffer, pool in zip(buffers, (self._storage.flat_k[layer], self._storage.flat_v[layer]), strict=True):
             for position, row in enumerate(group.rows):
                 self._gather(row, pool, buffer[position, :, : group.history_tokens])
@@ -153,11 +185,12 @@ class SdpaPlan:
             if slots is None:
                 each = [slot for start, length in runs for slot in range(start, start + length)]
                 slots = self._slots[number] = torch.tensor(each, device=pool.device)
-            out.copy_(pool.index_select(0, slots).transpose(0, 1))
+            out.copy_(self._kernel.stored(pool.index_select(0, slots)).transpose(0, 1))
             return
         offset = 0
         for start, length in runs:
-            out[:, offset : offset + length].copy_(pool[start : start + length].transpose(0, 1))
+            run = self._kernel.stored(pool[start : start + length])
+            out[:, offset : offset + length].copy_(run.transpose(0, 1))
             offset += length
 
     def _grouped(self, rows: tuple[int, ...], *, alone: bool) -> tuple[_Group, ...]:

@@ -50,6 +50,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: str | None = None
     """Folders of the autoencoder and of ``tokenizer`` and ``text_encoder``, where the checkpoint does not bring them."""
     compile: bool = False
+    fp8: bool = False
+    """The layers' matrices in eight bits, quantised while they are loaded; for attention see ``kv.fp8_attention``."""
     head_dim: Annotated[int, Meta(ge=6, le=512)] | None = None
     """Default: what the checkpoint's ``config.json`` says, else 128."""
 
@@ -76,9 +78,12 @@ def load(config: Config) -> LingBot:
     folder = next((root / name for name in ("transformer", "transformers") if (root / name).is_dir()), root)
     dtype = getattr(torch, config.dtype)
     shape = dimensions(folder, options.head_dim)
+    if options.fp8 and (shape.width % 16 or shape.mlp_width % 16):
+        raise ConfigError(f"widths of {shape.width} and {shape.mlp_width} have no 8-bit kernel", path="options.fp8")
     with torch.device("meta"):
         network = WanTransformer(shape)
-    load_transformer(network, folder, dtype=dtype, device=config.device, progress=Progress("weights"))
+    heavy = network.heavy_matrices() if options.fp8 else ()
+    load_transformer(network, folder, dtype=dtype, device=config.device, progress=Progress("weights"), fp8=heavy)
     vae = WanVAE.load(part_of(root, options.vae, "vae"), dtype=dtype, device=config.device) if options.pixels else None
     texts = root if options.text is None else Path(options.text).expanduser()
     text = UMT5(texts, dtype=dtype, device=config.device)
@@ -90,7 +95,7 @@ def load(config: Config) -> LingBot:
         options.settings(),
         vae=vae,
         device=config.device,
-        fingerprint=fingerprint(folder, repr(options.settings()), config.dtype),
+        fingerprint=fingerprint(folder, repr(options.settings()), config.dtype, *(["fp8"] if options.fp8 else [])),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from models.lingbot.tiny import CONFIG, tiny_network
 from models.wan.native import native
 from realtime_omni.config import load
 from realtime_omni.errors import ConfigError
+from realtime_omni.models.common.fp8 import quantise
 from realtime_omni.models.common.wan.checkpoint import fingerprint
+from realtime_omni.models.common.wan.transformer import WanTransformer
 from realtime_omni.models.common.wan.weights import load_transformer
 from realtime_omni.models.lingbot.loader import dimensions
 from realtime_omni.models.lingbot.loader import load as load_model
@@ -123,4 +126,31 @@ def test_what_is_missing_is_named(checkpoint: Path, changes: list[str], path: st
 def test_options_out_of_bounds_are_refused(checkpoint: Path, change: str) -> None:
     given = [f"options.checkpoint={checkpoint}", "device=cpu", "dtype=float32", change]
     with pytest.raises(ConfigError):
+        load_model(load("lingbot-world", {}, given))
+
+
+def test_matrices_in_eight_bits_are_made_while_loading(tmp_path: Path) -> None:
+    """Equal to a loaded network whose matrices are quantised afterwards; other weights untouched."""
+    config = replace(CONFIG, head_dim=16)
+    generator = torch.Generator().manual_seed(3)
+    plain = WanTransformer(config)
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    save_file(native(plain), tmp_path / "model.safetensors")
+    with torch.device("meta"):
+        network = WanTransformer(config)
+    load_transformer(network, tmp_path, dtype=torch.float32, device="cpu", fp8=network.heavy_matrices())
+    quantise(plain, plain.heavy_matrices())
+    wanted = plain.state_dict()
+    assert network.state_dict().keys() == wanted.keys()
+    for name, tensor in network.state_dict().items():
+        assert torch.equal(tensor.float(), wanted[name].float()), name
+    assert network.layers[1].up.weight.dtype == torch.float8_e4m3fn
+    assert network.layers[1].cross.kv.weight.dtype == torch.float32
+
+
+def test_widths_without_an_eight_bit_kernel_are_refused(checkpoint: Path) -> None:
+    given = [f"options.checkpoint={checkpoint}", "device=cpu", "options.fp8=true", "options.head_dim=12"]
+    with pytest.raises(ConfigError, match="24 and 32"):
         load_model(load("lingbot-world", {}, given))

@@ -31,6 +31,8 @@ KeysValues = tuple[Tensor, Tensor]
 
 PATCH = 2
 """Latent cells per token and side; one latent frame is never merged with another."""
+_PER_PASS = ("attention.qkv", "attention.out", "cross.q", "cross.out", "up", "down")
+_PER_BLOCK = ("camera.first", "camera.second", "camera.scale", "camera.shift")
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,11 +283,20 @@ class WanTransformer(nn.Module):
             x = layer.after(x, seen, projected, *text[index], *((None, None) if camera is None else camera[index]))
         return x, time.float()
 
-    def compile_layers(self) -> None:
-        """Have torch compile both halves of a layer, once for all; the first pass of each shape takes tens of seconds."""
+    def heavy_matrices(self) -> tuple[str, ...]:
+        """Names of the linear maps that nearly all of the arithmetic is in: those of a layer that see every token. Text is
+        not among them (once per prompt)."""
+        names = (*_PER_PASS, *(_PER_BLOCK if self.config.camera_channels else ()))
+        return tuple(f"layers.{index}.{name}" for index in range(self.config.layers) for name in names)
+
+    def compile_layers(self, *, dynamic: bool | None = False) -> None:
+        """Have torch compile both halves of a layer, once for all; the first pass of each shape takes tens of seconds.
+        ``dynamic``: as torch.compile's; None: a graph for any size from the second size on. What was compiled before is
+        compiled anew, as after an exchange of matrices it must be."""
         for layer in self._layers:
-            layer.before = torch.compile(layer.before, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
-            layer.after = torch.compile(layer.after, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
+            for half in ("before", "after"):
+                plain = getattr(type(layer), half).__get__(layer)
+                setattr(layer, half, torch.compile(plain, fullgraph=True, dynamic=dynamic))
 
     @property
     def _layers(self) -> Sequence[WanLayer]:

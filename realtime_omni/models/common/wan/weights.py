@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from safetensors import safe_open
 from torch import nn
 
 from realtime_omni.errors import ConfigError
+from realtime_omni.models.common.fp8 import Fp8Linear
 from realtime_omni.models.common.weights import Names, match_names, refuse_quantised, shapes_in
 
 Progress = Callable[[int, int], None]
@@ -134,8 +135,12 @@ def load_transformer(
     dtype: torch.dtype,
     device: torch.device | str,
     progress: Progress | None = None,
+    fp8: Collection[str] = (),
 ) -> None:
     """Fill a network that may stand on the ``meta`` device, tensor by tensor; nothing is held twice.
+
+    ``fp8``: names of linear maps that are quantised as soon as their weight is there
+    (:class:`~realtime_omni.models.common.fp8.Fp8Linear`).
 
     Raises ConfigError that lists missing and unexpected names, other shapes, a name in two shards, a tensor that is stored
     twice or quantised, or a file that is no safetensors; the network is then unchanged."""
@@ -161,8 +166,12 @@ def load_transformer(
                 source = files[where[found[part.name]]].get_tensor(found[part.name])
                 filled[start : start + part.rows].copy_(source.view(part.rows, *parameter.shape[1:]))
                 start += part.rows
-            _replace(network, name, nn.Parameter(filled, requires_grad=False))
             done += filled.nbytes
+            path, _, leaf = name.rpartition(".")
+            if path in fp8 and leaf == "weight":
+                _replace(network, path, Fp8Linear(filled, None))  # its bias follows, as a parameter of its own
+            else:
+                _replace(network, name, nn.Parameter(filled, requires_grad=False))
             if progress is not None:
                 progress(done, total)
 
@@ -187,7 +196,7 @@ def _flat(shape: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-def _replace(network: nn.Module, name: str, parameter: nn.Parameter) -> None:
+def _replace(network: nn.Module, name: str, parameter: nn.Parameter | nn.Module) -> None:
     path, _, leaf = name.rpartition(".")
     owner: Any = network.get_submodule(path) if path else network
     setattr(owner, leaf, parameter)

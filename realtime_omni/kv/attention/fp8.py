@@ -1,0 +1,162 @@
+"""Attention in eight bits: queries, keys, values and probabilities as e4m3, sums in float32.
+
+Owns the kernel and what it needs of cuDNN. Pools stay as they are; what is gathered of them is e4m3, half the bytes.
+Queries and keys are RMS-normalised by the models this is for, so a number of either, and of the values, is stored as it is,
+cut at 448: a floating-point number loses the same relative precision at any scale. Probabilities are at most 1 and are
+stored times 256.
+
+On CUDA cuDNN's ``sdpa_fp8`` computes (package ``nvidia-cudnn-frontend``; Hopper and later), one execution plan per shape.
+Elsewhere the same numbers are multiplied in float32, which is slow, and what the tests hold the arithmetic to.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from realtime_omni.errors import BackendUnavailable
+from realtime_omni.float8 import E4M3, LARGEST, to_e4m3
+
+PROBABILITY_SCALE = 256.0
+
+
+def reference(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """float32 [rows, heads, T, head_dim] of e4m3 queries, keys and values: exact products, rounded probabilities.
+
+    ``p = exp(s - max(s))`` is rounded before the sum over keys and not for the sum that divides, as flash kernels do."""
+    scores = (q.float() @ keys.float().transpose(-1, -2)) / q.shape[-1] ** 0.5
+    p = (scores - scores.amax(-1, keepdim=True)).exp()
+    rounded = to_e4m3(p * PROBABILITY_SCALE).float() / PROBABILITY_SCALE
+    out: Tensor = (rounded @ values.float()) / p.sum(-1, keepdim=True)
+    return out
+
+
+class Fp8Kernel:
+    """A :class:`~realtime_omni.kv.attention.sdpa.Kernel`; see the module."""
+
+    dtype: torch.dtype | None = E4M3
+
+    def __init__(self, device: torch.device | str) -> None:
+        """Raises BackendUnavailable on a CUDA device that cannot, or without the package."""
+        self._cudnn = _Cudnn(torch.device(device)) if torch.device(device).type == "cuda" else None
+
+    def stored(self, x: Tensor) -> Tensor:
+        return to_e4m3(x)
+
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """See ``Kernel``. Raises BackendUnavailable on a mask, on grouped heads, and on shapes that cuDNN has no plan for."""
+        if mask is not None or q.shape[1] != keys.shape[1]:
+            raise BackendUnavailable("attention in eight bits has no mask and as many key heads as query heads")
+        parts = (to_e4m3(q), to_e4m3(keys), to_e4m3(values))
+        if self._cudnn is None:
+            return reference(*parts).to(q.dtype)
+        return self._cudnn.run(*parts, q.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    graph: Any
+    workspace: Tensor
+    out_dtype: torch.dtype
+
+
+class _Cudnn:
+    """cuDNN's graphs, by the shape and the strides of what they read."""
+
+    def __init__(self, device: torch.device) -> None:
+        if torch.cuda.get_device_capability(device) < (9, 0):
+            raise BackendUnavailable("attention in eight bits needs a CUDA device of capability 9.0")
+        try:
+            torch.backends.cudnn.version()  # type: ignore[no-untyped-call]  # loads the library that the package looks for
+            self._cudnn: Any = importlib.import_module("cudnn")
+        except ImportError as error:
+            raise BackendUnavailable(f"attention in eight bits needs nvidia-cudnn-frontend: {error}") from error
+        self._device = device
+        self._handle = self._cudnn.create_handle()
+        self._plans: dict[tuple[object, ...], _Plan] = {}
+
+        def scalar(value: float) -> Tensor:
+            return torch.full((1, 1, 1, 1), value, dtype=torch.float32, device=device)
+
+        self._one, self._up, self._down = scalar(1.0), scalar(PROBABILITY_SCALE), scalar(1 / PROBABILITY_SCALE)
+        self._largest = (scalar(0.0), scalar(0.0))  # of the probabilities and of the output: written, not read
+
+    def run(self, q: Tensor, keys: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """Attention over e4m3 parts, [rows, heads, T, head_dim] of ``dtype``, laid out as [rows, T, heads, head_dim]."""
+        key = tuple((part.shape, part.stride()) for part in (q, keys, values))
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._planned(q, keys, values)
+        rows, heads, tokens, size = q.shape
+        out = torch.empty(rows, tokens, heads, size, dtype=plan.out_dtype, device=self._device).transpose(1, 2)
+        scale_o = self._one if plan.out_dtype != E4M3 else LARGEST / _largest(values)
+        parts = (q, keys, values, self._one, self._one, self._one, self._down, self._up, scale_o, out, *self._largest)
+        self._cudnn.set_stream(handle=self._handle, stream=torch.cuda.current_stream(self._device).cuda_stream)
+        plan.graph.execute(dict(enumerate(parts)), plan.workspace, handle=self._handle)
+        return out.to(dtype) if plan.out_dtype != E4M3 else (out.to(dtype) / scale_o.to(dtype))
+
+    def _planned(self, q: Tensor, keys: Tensor, values: Tensor) -> _Plan:
+        """The plan with the best output that this cuDNN and device have."""
+        refusals = []
+        for out_dtype in (torch.bfloat16, torch.float16, E4M3):
+            try:
+                graph = self._graph(q, keys, values, out_dtype)
+            except Exception as error:  # the package raises its own types, and RuntimeError
+                refusals.append(f"{out_dtype}: {str(error)[:200]}")
+                continue
+            size = max(int(graph.get_workspace_size()), 1)
+            return _Plan(graph, torch.empty(size, dtype=torch.uint8, device=self._device), out_dtype)
+        raise BackendUnavailable(f"cuDNN has no attention in eight bits for {tuple(q.shape)}: {'; '.join(refusals)}")
+
+    def _graph(self, q: Tensor, keys: Tensor, values: Tensor, out_dtype: torch.dtype) -> Any:
+        """uids: q k v, their three descales, the probabilities' descale and scale, the output's scale, output, two maxima."""
+        cudnn, types = self._cudnn, self._cudnn.data_type
+        graph = cudnn.pygraph(
+            io_data_type=types.FP8_E4M3,
+            intermediate_data_type=types.FLOAT,
+            compute_data_type=types.FLOAT,
+            handle=self._handle,
+        )
+        parts = [
+            graph.tensor(uid=uid, dim=list(part.shape), stride=list(part.stride()), data_type=types.FP8_E4M3)
+            for uid, part in enumerate((q, keys, values))
+        ]
+        scales = [
+            graph.tensor(uid=uid, dim=[1, 1, 1, 1], stride=[1, 1, 1, 1], data_type=types.FLOAT) for uid in range(3, 9)
+        ]
+        out, _, *largest = graph.sdpa_fp8(
+            q=parts[0],
+            k=parts[1],
+            v=parts[2],
+            descale_q=scales[0],
+            descale_k=scales[1],
+            descale_v=scales[2],
+            descale_s=scales[3],
+            scale_s=scales[4],
+            scale_o=scales[5],
+            generate_stats=False,
+            attn_scale=q.shape[-1] ** -0.5,
+        )
+        _, heads, tokens, size = q.shape
+        kinds = {torch.bfloat16: types.BFLOAT16, torch.float16: types.HALF, E4M3: types.FP8_E4M3}
+        stride = [tokens * heads * size, size, heads * size, 1]
+        out.set_uid(9).set_output(True).set_dim(list(q.shape)).set_stride(stride).set_data_type(kinds[out_dtype])
+        for uid, tensor in enumerate(largest, 10):
+            tensor.set_uid(uid).set_output(True).set_dim([1, 1, 1, 1]).set_stride([1, 1, 1, 1])
+            tensor.set_data_type(types.FLOAT)
+        graph.validate()
+        graph.build_operation_graph()
+        graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+        graph.check_support()
+        graph.build_plans()
+        return graph
+
+
+def _largest(x: Tensor) -> Tensor:
+    """float32 [1, 1, 1, 1]: the largest magnitude of e4m3 numbers, whose bits are in the order of their magnitudes."""
+    bits = (x.view(torch.uint8) & 0x7F).amax()
+    return bits.view(1, 1, 1, 1).view(E4M3).float().clamp_min(2.0**-9)
