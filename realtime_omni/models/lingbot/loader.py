@@ -15,6 +15,7 @@ import msgspec
 import torch
 from msgspec import Meta
 
+from realtime_omni.errors import ConfigError
 from realtime_omni.models.common.wan.checkpoint import Progress, Stored, fingerprint, head_size, part_of, root_of
 from realtime_omni.models.common.wan.text import UMT5
 from realtime_omni.models.common.wan.transformer import PATCH, WanConfig, WanTransformer
