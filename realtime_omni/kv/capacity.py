@@ -61,7 +61,8 @@ class KVSpec:
 
     Token and frame counts are per branch. ``page_tokens`` is the size of one page, any positive number; it defaults
     to one frame. ``scratch_tokens_per_branch`` are tokens beside the frames that are attended to and never committed
-    (action registers).
+    (action registers). ``opening_frames``: with ``reset_at_boundary``, the frames of the block that begins a window, where it is
+    shorter than the others.
     """
 
     num_layers: int
@@ -81,6 +82,7 @@ class KVSpec:
     max_in_flight: int = 1
     reset_at_boundary: bool = False
     rewind_blocks: int = 1
+    opening_frames: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_kv_heads", "head_dim", "requested_sessions", "dtype_bytes", "max_in_flight"):
@@ -132,6 +134,7 @@ class KVSpec:
             page_tokens=self.page_size_tokens,
             reset_at_boundary=self.reset_at_boundary,
             rewind_blocks=self.rewind_blocks,
+            opening_frames=self.opening_frames,
         )
 
     @property

@@ -29,7 +29,8 @@ class BranchBlock:
     """One branch of a block: what it sees, where its clean keys and values go, and where its noisy ones may.
 
     ``history`` and ``frames`` are in frame order. ``scratch`` has one FrameRef per frame, at most ``frames_per_block``;
-    ``extra`` has one per page of scratch tokens. Those are outside the pool, have index -1, and are never history.
+    ``extra`` has one per page of scratch tokens, ``ahead`` room for a block of ``frames_per_block`` and the scratch tokens.
+    Those are outside the pool, have index -1, and are never history.
     """
 
     branch: str
@@ -38,6 +39,7 @@ class BranchBlock:
     frames: tuple[FrameRef, ...]
     scratch: tuple[FrameRef, ...]
     extra: tuple[FrameRef, ...]
+    ahead: tuple[FrameRef, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +134,13 @@ class KVBook:
         return sum(table.release() for table in tables)
 
     def plan_block(self, session: str, frames: int | None = None) -> BlockReservation:
-        """Reserve pages for the session's next block on all branches; ``frames`` defaults to ``frames_per_block``.
+        """Reserve pages for the session's next block on all branches; ``frames`` defaults to what the geometry says.
 
         Raises CapacityError when pages or lanes run out, ValueError when the session has a block open, KeyError when
         it is unknown; nothing has changed then. Moves the session to the most recently used end.
         """
-        count = self.spec.frames_per_block if frames is None else frames
         tables = self._tables[session]
+        count = self.spec.window.block_frames(tables[0].completed) if frames is None else frames
         if session in self._open:
             raise ValueError(f"session {session!r} has a block in flight")
         if not 1 <= count <= self.spec.frames_per_block:
@@ -317,6 +319,7 @@ class KVBook:
                     table.block,
                     scratch[: len(table.block)],
                     scratch[fpb:],
+                    scratch,
                 )
             )
         return tuple(blocks)

@@ -52,6 +52,7 @@ class WindowGeometry:
     page_tokens: int
     reset_at_boundary: bool = False
     rewind_blocks: int = 1
+    opening_frames: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("window_frames", "frames_per_block", "tokens_per_frame", "page_tokens", "rewind_blocks"):
@@ -63,6 +64,15 @@ class WindowGeometry:
             raise ValueError(
                 f"window_frames={self.window_frames} must hold a block of frames_per_block={self.frames_per_block}"
             )
+        opening = self.opening_frames
+        if opening is None:
+            return
+        if not self.reset_at_boundary or not 1 <= opening <= self.frames_per_block:
+            raise ValueError(f"opening_frames={opening} needs reset_at_boundary, and at most a block")
+        if (self.window_frames - opening) % self.frames_per_block:
+            raise ValueError(
+                f"window_frames={self.window_frames} is not {opening} and blocks of {self.frames_per_block} frames"
+            )
 
     @property
     def pages_per_frame(self) -> int:
@@ -73,6 +83,12 @@ class WindowGeometry:
     def retained_frames(self) -> int:
         """The most frames that stay after a commit: ``sink + window + (rewind_blocks - 1) frames_per_block``."""
         return self.sink_frames + self.window_frames + self.rewind_frames
+
+    def block_frames(self, completed: int) -> int:
+        """Frames of the block that follows ``completed`` ones: ``opening_frames``, where there are, if it begins a window."""
+        if self.opening_frames is None or completed % self.window_frames:
+            return self.frames_per_block
+        return self.opening_frames
 
     @property
     def rewind_frames(self) -> int:

@@ -147,12 +147,21 @@ class BlockAttention(Protocol):
     """Attention of the rows of one batch over their own history plus the current block; see ``kv.attention``."""
 
     def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, rows: Sequence[int], commit: bool
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        rows: Sequence[int],
+        commit: bool,
+        ahead: bool = False,
     ) -> torch.Tensor:
         """q, k, v [B, T, heads, head_dim] of the named rows, already rotated; returns the same shape.
 
         ``commit=False`` (denoising) changes nothing; ``commit=True`` (the clean pass) also writes k and v to the pages
-        that this tick reserved. Nothing becomes visible to later ticks before the tick commits."""
+        that this tick reserved. Nothing becomes visible to later ticks before the tick commits. ``ahead=True``: a pass after
+        the clean pass, over history and the block that it has written; up to a block and the scratch tokens, never kept."""
         ...
 
 

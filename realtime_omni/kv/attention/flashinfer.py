@@ -124,16 +124,27 @@ class FlashInferPlan:
         shape = (-1, self._kernel_page, spec.num_kv_heads, spec.head_dim)
         self._k = tuple(pool.view(shape) for pool in storage.k)
         self._v = tuple(pool.view(shape) for pool in storage.v)
-        self._passes: dict[tuple[tuple[int, ...], bool, bool], tuple[Any, Tensor]] = {}
+        self._passes: dict[tuple[tuple[int, ...], bool, bool, bool], tuple[Any, Tensor]] = {}
         self._written = [0] * len(self._rows)
         self._closed = False
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, rows: Sequence[int], commit: bool, causal: bool = False
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        rows: Sequence[int],
+        commit: bool,
+        causal: bool = False,
+        ahead: bool = False,
     ) -> Tensor:
         """See ``AttentionPlan.attend``."""
-        self._check(q, k, v, rows)
-        wrapper, slots = self._pass(tuple(rows), commit, causal, q)
+        self._check(q, k, v, rows, ahead)
+        if ahead and (commit or not all(self._written[row] & 1 << layer for row in rows)):
+            raise ValueError("a pass ahead follows the clean pass and commits nothing")
+        wrapper, slots = self._pass(tuple(rows), commit, causal, ahead, q)
         self._storage.write_slots(layer, slots, k.flatten(0, 1), v.flatten(0, 1))
         out: Tensor = wrapper.run(q.flatten(0, 1), (self._k[layer], self._v[layer]))
         if commit:
@@ -152,25 +163,26 @@ class FlashInferPlan:
             self._backend.give_wrapper(wrapper)
         self._passes.clear()
 
-    def _pass(self, rows: tuple[int, ...], commit: bool, causal: bool, q: Tensor) -> tuple[Any, Tensor]:
+    def _pass(self, rows: tuple[int, ...], commit: bool, causal: bool, ahead: bool, q: Tensor) -> tuple[Any, Tensor]:
         """The planned kernel, and the slots to write, int64 ``[B * T]``; made once per set of rows and kind of pass."""
-        known = self._passes.get((rows, commit, causal))
+        known = self._passes.get((rows, commit, causal, ahead))
         if known is not None:
             return known
         spec = self._storage.spec
         page = self._kernel_page
+        tokens = q.shape[1]
         indptr, last, pages, slots = [0], [], list[int](), list[Tensor]()
         for number in rows:
             row = self._rows[number]
-            current = self._targets(row, commit)
-            listed = self._kernel_pages((*row.history, *current))
-            total = row.history_tokens + row.tokens
+            current = row.ahead if ahead else self._targets(row, commit)
+            seen = row.seen_ahead if ahead else row.history
+            listed = self._kernel_pages((*seen, *current))
+            total = sum(frame.tokens for frame in seen) + tokens
             pages.extend(listed[: -(-total // page)])
             indptr.append(len(pages))
             last.append((total - 1) % page + 1)
-            slots.append(self._storage.slots(current)[: row.tokens])
+            slots.append(self._storage.slots(current)[:tokens])
         wrapper = self._backend.take_wrapper()
-        tokens = self._rows[rows[0]].tokens
         wrapper.plan(
             torch.arange(0, (len(rows) + 1) * tokens, tokens, dtype=torch.int32),
             torch.tensor(indptr, dtype=torch.int32),
@@ -185,7 +197,7 @@ class FlashInferPlan:
             kv_data_type=self._storage.dtype,
         )
         planned = (wrapper, torch.cat(slots))
-        self._passes[rows, commit, causal] = planned
+        self._passes[rows, commit, causal, ahead] = planned
         return planned
 
     def _targets(self, row: RowPlan, commit: bool) -> tuple[FrameRef, ...]:
@@ -205,13 +217,15 @@ class FlashInferPlan:
             listed.extend(whole[: -(-frame.tokens // page)])
         return listed
 
-    def _check(self, q: Tensor, k: Tensor, v: Tensor, rows: Sequence[int]) -> None:
+    def _check(self, q: Tensor, k: Tensor, v: Tensor, rows: Sequence[int], ahead: bool) -> None:
         if self._closed:
             raise ValueError("this attention plan is closed")
         if not rows or len(set(rows)) != len(rows):
             raise ValueError(f"rows must be named once each, got {tuple(rows)}")
         for row in rows:
-            if k.shape[1] != self._rows[row].tokens:
+            if ahead and k.shape[1] > self._rows[row].room_ahead:
+                raise ValueError(f"row {row} has room for {self._rows[row].room_ahead} tokens ahead, got {k.shape[1]}")
+            if not ahead and k.shape[1] != self._rows[row].tokens:
                 raise ValueError(f"row {row} was planned with {self._rows[row].tokens} tokens, got {k.shape[1]}")
         spec = self._storage.spec
         expected = (len(rows), k.shape[1], spec.num_kv_heads, spec.head_dim)

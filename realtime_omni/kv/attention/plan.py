@@ -6,6 +6,9 @@ Within a tick, the passes of one row are *probes* (``commit=False``, any number)
 (``commit=True``). A probe leaves every committed and every reserved page as it was; the clean pass writes the row's
 reserved pages and no others. Attention is over the row's history followed by the tokens it was given: all of them, or with
 ``causal`` (a language model reading several tokens at once) each token up to itself.
+
+A model that is shown its block instead of making it (a world seen by cameras) writes first and looks ahead then: passes with
+``ahead`` come after the clean pass and see history, the block, and the tokens they are given, which are never committed.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ class RowPlan:
 
     ``tokens`` counts everything the row brings to a pass: the tokens of ``frames`` first, then any extra ones (action
     registers), which are attended to and never committed. ``scratch`` and ``extra`` are where a paged kernel may put
-    them.
+    them, ``ahead`` where it may put those of a pass that looks ahead.
     """
 
     history: tuple[FrameRef, ...]
@@ -37,6 +40,7 @@ class RowPlan:
     scratch: tuple[FrameRef, ...]
     extra: tuple[FrameRef, ...]
     tokens: int
+    ahead: tuple[FrameRef, ...] = ()
 
     def __post_init__(self) -> None:
         surplus = self.tokens - sum(frame.tokens for frame in self.frames)
@@ -48,25 +52,47 @@ class RowPlan:
     def of(cls, block: BranchBlock, *, extra_tokens: int = 0) -> RowPlan:
         """The row of one branch of a reservation, with ``extra_tokens`` uncommitted tokens after the frames."""
         tokens = sum(frame.tokens for frame in block.frames) + extra_tokens
-        return cls(block.history, block.frames, block.scratch, block.extra, tokens)
+        return cls(block.history, block.frames, block.scratch, block.extra, tokens, block.ahead)
 
     @property
     def history_tokens(self) -> int:
         """Tokens of history that the row sees."""
         return sum(frame.tokens for frame in self.history)
 
+    @property
+    def seen_ahead(self) -> tuple[FrameRef, ...]:
+        """What a pass that looks ahead sees beside its own tokens."""
+        return (*self.history, *self.frames)
+
+    @property
+    def room_ahead(self) -> int:
+        """Tokens that such a pass may bring."""
+        return sum(frame.tokens for frame in self.ahead)
+
 
 class AttentionPlan(Protocol):
     """The attention of one tick. Not to be used after ``close``."""
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, rows: Sequence[int], commit: bool, causal: bool = False
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        rows: Sequence[int],
+        commit: bool,
+        causal: bool = False,
+        ahead: bool = False,
     ) -> Tensor:
         """Attend from ``q`` over each row's history plus ``k``, ``v``; returns ``q``'s shape.
 
         ``q`` is ``[B, T, heads, head_dim]``, ``k`` and ``v`` ``[B, T, kv_heads, head_dim]``, already rotated, for the B
         row numbers ``rows`` of the plan: any subset, so rows can be dropped between passes. A row's result does not
-        depend on the other rows: bit for bit in float64, to 1e-5 in float32. Raises ValueError on a wrong shape.
+        depend on the other rows: bit for bit in float64, to 1e-5 in float32.
+
+        ``ahead``: a pass after the clean pass (see the module); it cannot commit. Raises ValueError on a wrong shape, or when
+        a row that looks ahead has not written this layer yet.
         """
         ...
 

@@ -43,6 +43,26 @@ class _Row:
     history_tokens: int
     reserved: tuple[Run, ...]
     tokens: int
+    seen_ahead: tuple[Run, ...]
+    seen_ahead_tokens: int
+    room_ahead: int
+
+    @classmethod
+    def of(cls, row: RowPlan, storage: KVStorage) -> _Row:
+        seen = row.seen_ahead
+        return cls(
+            storage.runs(row.history),
+            row.history_tokens,
+            storage.runs(row.frames),
+            row.tokens,
+            storage.runs(seen),
+            sum(frame.tokens for frame in seen),
+            row.room_ahead,
+        )
+
+    def seen(self, ahead: bool) -> tuple[tuple[Run, ...], int]:
+        """The runs that a pass reads, and their tokens."""
+        return (self.seen_ahead, self.seen_ahead_tokens) if ahead else (self.history, self.history_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +72,7 @@ class _Group:
     rows: tuple[int, ...]
     positions: tuple[int, ...] | None
     history_tokens: int
+    ahead: bool
 
 
 class Kernel(Protocol):
@@ -110,21 +131,30 @@ class SdpaPlan:
         self._storage = storage
         self._kernel = kernel
         self._cache_history = cache_history
-        self._rows = tuple(
-            _Row(storage.runs(row.history), row.history_tokens, storage.runs(row.frames), row.tokens) for row in rows
-        )
-        self._groups: dict[tuple[tuple[int, ...], bool], tuple[_Group, ...]] = {}
-        self._buffers: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
-        self._slots: dict[int, Tensor] = {}
+        self._rows = tuple(_Row.of(row, storage) for row in rows)
+        self._groups: dict[tuple[tuple[int, ...], bool, bool], tuple[_Group, ...]] = {}
+        self._buffers: dict[tuple[int, tuple[int, ...], bool], tuple[Tensor, Tensor]] = {}
+        self._slots: dict[tuple[int, bool], Tensor] = {}
         self._written = [0] * len(self._rows)
         self._closed = False
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, rows: Sequence[int], commit: bool, causal: bool = False
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        rows: Sequence[int],
+        commit: bool,
+        causal: bool = False,
+        ahead: bool = False,
     ) -> Tensor:
         """See ``AttentionPlan.attend``."""
-        self._check(q, k, v, rows)
-        groups = self._grouped(tuple(rows), alone=q.dtype == torch.float64)
+        self._check(q, k, v, rows, ahead)
+        if ahead:
+            self._check_ahead(layer, rows, commit)
+        groups = self._grouped(tuple(rows), alone=q.dtype == torch.float64, ahead=ahead)
         if len(groups) == 1 and groups[0].positions is None:
             out = self._attend_group(layer, groups[0], q, k, v, causal)
         else:
@@ -163,7 +193,7 @@ class SdpaPlan:
 
     def _history(self, layer: int, group: _Group, tokens: int) -> tuple[Tensor, Tensor]:
         """Buffers ``[rows, kv_heads, history + tokens, head_dim]`` with the history part filled."""
-        key = (layer if self._cache_history else -1, group.rows)
+        key = (layer if self._cache_history else -1, group.rows, group.ahead)
         buffers = self._buffers.get(key)
         if buffers is not None and self._cache_history:
             return buffers
@@ -174,17 +204,17 @@ class SdpaPlan:
             buffers = self._buffers[key] = (like.new_empty(shape, dtype=dtype), like.new_empty(shape, dtype=dtype))
         for buffer, pool in zip(buffers, (self._storage.flat_k[layer], self._storage.flat_v[layer]), strict=True):
             for position, row in enumerate(group.rows):
-                self._gather(row, pool, buffer[position, :, : group.history_tokens])
+                self._gather(row, group.ahead, pool, buffer[position, :, : group.history_tokens])
         return buffers
 
-    def _gather(self, number: int, pool: Tensor, out: Tensor) -> None:
-        """Copy a row's history into ``out`` [heads, tokens, head_dim]: run by run, or many short ones by index."""
-        runs = self._rows[number].history
+    def _gather(self, number: int, ahead: bool, pool: Tensor, out: Tensor) -> None:
+        """Copy what a row sees into ``out`` [heads, tokens, head_dim]: run by run, or many short ones by index."""
+        runs, _ = self._rows[number].seen(ahead)
         if len(runs) > _MANY_RUNS:
-            slots = self._slots.get(number)
+            slots = self._slots.get((number, ahead))
             if slots is None:
                 each = [slot for start, length in runs for slot in range(start, start + length)]
-                slots = self._slots[number] = torch.tensor(each, device=pool.device)
+                slots = self._slots[number, ahead] = torch.tensor(each, device=pool.device)
             out.copy_(self._kernel.stored(pool.index_select(0, slots)).transpose(0, 1))
             return
         offset = 0
@@ -193,32 +223,43 @@ class SdpaPlan:
             out[:, offset : offset + length].copy_(run.transpose(0, 1))
             offset += length
 
-    def _grouped(self, rows: tuple[int, ...], *, alone: bool) -> tuple[_Group, ...]:
+    def _grouped(self, rows: tuple[int, ...], *, alone: bool, ahead: bool) -> tuple[_Group, ...]:
         """Rows of equal history length share a call; in float64 every row has its own, so that no bit can differ."""
-        groups = self._groups.get((rows, alone))
+        groups = self._groups.get((rows, alone, ahead))
         if groups is not None:
             return groups
         together: dict[tuple[int, int], list[int]] = {}
         for position, row in enumerate(rows):
-            together.setdefault((self._rows[row].history_tokens, position if alone else -1), []).append(position)
+            _, tokens = self._rows[row].seen(ahead)
+            together.setdefault((tokens, position if alone else -1), []).append(position)
         groups = tuple(
             _Group(
                 tuple(rows[p] for p in positions),
                 None if len(positions) == len(rows) else tuple(positions),
                 length,
+                ahead,
             )
             for (length, _), positions in together.items()
         )
-        self._groups[rows, alone] = groups
+        self._groups[rows, alone, ahead] = groups
         return groups
 
-    def _check(self, q: Tensor, k: Tensor, v: Tensor, rows: Sequence[int]) -> None:
+    def _check_ahead(self, layer: int, rows: Sequence[int], commit: bool) -> None:
+        unwritten = [row for row in rows if not self._written[row] & 1 << layer]
+        if commit or unwritten:
+            raise ValueError(
+                f"a pass ahead follows the clean pass and commits nothing; rows {unwritten} are not written"
+            )
+
+    def _check(self, q: Tensor, k: Tensor, v: Tensor, rows: Sequence[int], ahead: bool) -> None:
         if self._closed:
             raise ValueError("this attention plan is closed")
         if len(set(rows)) != len(rows):
             raise ValueError(f"a row is named twice: {tuple(rows)}")
         for row in rows:
-            if k.shape[1] != self._rows[row].tokens:
+            if ahead and k.shape[1] > self._rows[row].room_ahead:
+                raise ValueError(f"row {row} has room for {self._rows[row].room_ahead} tokens ahead, got {k.shape[1]}")
+            if not ahead and k.shape[1] != self._rows[row].tokens:
                 raise ValueError(f"row {row} was planned with {self._rows[row].tokens} tokens, got {k.shape[1]}")
         spec = self._storage.spec
         expected = (len(rows), k.shape[1], spec.num_kv_heads, spec.head_dim)
