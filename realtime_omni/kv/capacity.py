@@ -61,8 +61,8 @@ class KVSpec:
 
     Token and frame counts are per branch. ``page_tokens`` is the size of one page, any positive number; it defaults
     to one frame. ``scratch_tokens_per_branch`` are tokens beside the frames that are attended to and never committed
-    (action registers). ``opening_frames``: with ``reset_at_boundary``, the frames of the block that begins a window, where it is
-    shorter than the others.
+    (action registers). ``opening_frames``: with ``reset_at_boundary``, frames of the block that begins a window, where
+    it is shorter than the others.
     """
 
     num_layers: int

@@ -82,7 +82,9 @@ def test_two_sessions_out_of_step_look_ahead_over_history_and_block(kind, tokens
                 q, k, v = (torch.stack(parts) for parts in zip(*each, strict=True))
                 out = plan.attend(layer, q, k, v, rows=range(len(names)), commit=False, ahead=True)
                 for row, name in enumerate(names):
-                    keys, values = (torch.cat((past, new[row])) for past, new in zip(seen[name][layer], (k, v)))
+                    keys, values = (
+                        torch.cat((past, new[row])) for past, new in zip(seen[name][layer], (k, v), strict=True)
+                    )
                     torch.testing.assert_close(out[row], dense(q[row], keys, values))
         assert all(plan.complete(row) for row in range(len(names)))
         for name, block in blocks.items():
@@ -133,5 +135,5 @@ def test_a_window_opens_with_its_short_block():
     ],
 )
 def test_an_opening_that_does_not_fill_a_window_with_blocks_is_refused(how):
-    with pytest.raises(ValueError, match="opening_frames|blocks of"):
+    with pytest.raises(ValueError, match=r"opening_frames|blocks of"):
         WindowGeometry(0, 7, 2, 4, 4, **how)

@@ -11,10 +11,11 @@ Must not know: what a key means, attention, pages. Keys and values of generated 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+import torch
 from torch import Tensor
 
 KeysValues = tuple[Tensor, Tensor]
@@ -90,3 +91,12 @@ class Conditioning:
             first = layers[0] if layers else None
             if first is not None and any(k.shape != first[0].shape or v.shape != first[1].shape for k, v in layers):
                 raise ValueError(f"branch {branch!r}: the layers of {name} differ in shape")
+
+
+def stacked(rows: Sequence[tuple[KeysValues, ...]]) -> tuple[KeysValues, ...]:
+    """One part of several rows, ready for a batch: per layer [B, ...] twice. A lone row is not copied."""
+    if len(rows) == 1:
+        return tuple((k[None], v[None]) for k, v in rows[0])
+    return tuple(
+        (torch.stack([k for k, _ in layer]), torch.stack([v for _, v in layer])) for layer in zip(*rows, strict=True)
+    )

@@ -35,6 +35,7 @@ from realtime_omni.models.base import (
     StepBatch,
     StepRow,
 )
+from realtime_omni.models.common.conditioning import Conditioning, Parts, stacked
 from realtime_omni.models.common.noise import block_noise
 from realtime_omni.models.common.wan import sampler
 from realtime_omni.models.common.wan.text import TOKENS, TextEncoder
@@ -59,11 +60,14 @@ from realtime_omni.models.lingbot.camera import (
     scaled_intrinsics,
 )
 from realtime_omni.models.lingbot.controls import TRAJECTORY, LingBotReducer, check_control, schemas
-from realtime_omni.models.lingbot.state import LingBotState, Text
+from realtime_omni.models.lingbot.state import LingBotState
 from realtime_omni.session.values import Artifact, ArtifactSpec, ChunkMetadata, Modality, Representation, SessionEvent
 
 if TYPE_CHECKING:
     from realtime_omni.config import Config
+
+PROMPTED, TEXT = "prompted", "text"
+"""The one branch of what a session is conditioned on, and its one part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,8 @@ class LingBot:
             )
         size = (self.settings.height, self.settings.width)
         picture = None if setup.image is None else fit(setup.image, *size, self._device)
-        return LingBotState(Camera.start(), Visual.start(picture), None, prompt)
+        nothing = Conditioning(self.network.config.layers)
+        return LingBotState(Camera.start(), Visual.start(picture), nothing, prompt)
 
     def understand(self, event: SessionEvent) -> str | None:
         for control in event.controls:
@@ -211,7 +216,7 @@ class LingBot:
         return saved.pack(state)
 
     def unpack(self, packed: PackedState) -> LingBotState:
-        state = saved.unpack(packed, self._visual, self._device)
+        state = saved.unpack(packed, self._visual, self.network.config.layers, self._device)
         self._text.check(state.prompt)
         return state
 
@@ -229,14 +234,16 @@ class LingBot:
         """[F, C, h, w] of a block."""
         return (self.settings.frames_per_block, self.network.config.out_channels, *self._visual.grid)
 
-    def _understood(self, row: StepRow) -> Text:
+    def _understood(self, row: StepRow) -> Conditioning:
         """The prompt in force; encoded again when it is not the state's."""
-        known: Text | None = row.state.text
+        known: Conditioning = row.state.conditioning
         prompt = row.tick.prompt or row.state.prompt
-        if known is not None and known.prompt == prompt:
-            return known
-        features = self._text.encode(prompt).to(device=self._device, dtype=self._dtype)
-        return Text(prompt, tuple((k[0], v[0]) for k, v in self.network.text_cache(features[None])))
+
+        def encode() -> Parts:
+            features = self._text.encode(prompt).to(device=self._device, dtype=self._dtype)
+            return {TEXT: [(k[0], v[0]) for k, v in self.network.text_cache(features[None])]}
+
+        return known.capture(PROMPTED, prompt, encode)
 
     def _conditioned(self, visual: Visual) -> tuple[Tensor, ImageCondition]:
         """Mask and condition of the next block, [F, MASK_CHANNELS + C, h, w], and what follows."""
@@ -273,7 +280,7 @@ class LingBot:
         active: tuple[int, ...],
         x: Mapping[int, Tensor],
         conditions: Mapping[int, tuple[Tensor, ImageCondition]],
-        texts: Mapping[int, Text],
+        texts: Mapping[int, Conditioning],
         camera: tuple[KeysValues, ...] | None,
         timestep: float,
         *,
@@ -287,7 +294,7 @@ class LingBot:
             latents,
             torch.full((len(active),), timestep, device=self._device),
             first + torch.arange(self.settings.frames_per_block, device=self._device),
-            _stacked([texts[r].layers for r in active]),
+            stacked([texts[r].branches[PROMPTED][TEXT] for r in active]),
             lambda layer, q, k, v: attention.attend(layer, q, k, v, rows=active, commit=commit),
             camera=camera,
         )
@@ -335,12 +342,3 @@ class LingBot:
         text = 2 * config.layers * TOKENS * config.width * self._dtype.itemsize
         F, C, h, w = self.latent_shape
         return text + 4 * (C + MASK_CHANNELS) * h * w * (F + 1) + self._visual.nbytes
-
-
-def _stacked(texts: Sequence[tuple[KeysValues, ...]]) -> tuple[KeysValues, ...]:
-    """Per layer [B, L, heads, head_dim] twice; a lone row is not copied."""
-    if len(texts) == 1:
-        return tuple((k[None], v[None]) for k, v in texts[0])
-    return tuple(
-        (torch.stack([k for k, _ in layer]), torch.stack([v for _, v in layer])) for layer in zip(*texts, strict=True)
-    )

@@ -12,17 +12,9 @@ from msgspec import Meta
 
 from realtime_omni.errors import ArgumentError
 from realtime_omni.models.base import PackedState
-from realtime_omni.models.common.wan.transformer import KeysValues
+from realtime_omni.models.common.conditioning import Conditioning
 from realtime_omni.models.common.wan.visual import Visual, VisualShapes, on_device
 from realtime_omni.models.lingbot.camera import Camera, is_pose
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A prompt's keys and values: per layer [TOKENS, heads, head_dim] twice."""
-
-    prompt: str
-    layers: tuple[KeysValues, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +23,8 @@ class LingBotState:
 
     camera: Camera
     visual: Visual
-    text: Text | None
+    conditioning: Conditioning
+    """The prompt's keys and values, per layer [TOKENS, heads, head_dim] twice, under the prompt."""
     prompt: str
     """The session's first, in force while no event has changed it."""
 
@@ -52,8 +45,8 @@ def pack(state: LingBotState) -> PackedState:
     return PackedState(tensors, values)
 
 
-def unpack(packed: PackedState, shapes: VisualShapes, device: torch.device) -> LingBotState:
-    """A state that goes on as the packed one. Raises ArgumentError."""
+def unpack(packed: PackedState, shapes: VisualShapes, layers: int, device: torch.device) -> LingBotState:
+    """A state that goes on as the packed one; ``layers``: of the network. Raises ArgumentError."""
     try:
         found = msgspec.convert(dict(packed.values), _Saved)
     except msgspec.ValidationError as error:
@@ -65,4 +58,4 @@ def unpack(packed: PackedState, shapes: VisualShapes, device: torch.device) -> L
     visual = shapes.unpack(unclaimed, found.tensors, found.encoder, found.decoder)
     if unclaimed:
         raise ArgumentError(f"the state has the tensors {sorted(unclaimed)}", path="state")
-    return LingBotState(Camera(pose, found.pitch), visual, None, found.prompt)
+    return LingBotState(Camera(pose, found.pitch), visual, Conditioning(layers), found.prompt)
