@@ -86,6 +86,7 @@ def serve(
     if allow_identity_normalization:
         flags.append("options.allow_identity_normalization=true")
     logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it has a line for every request
     from realtime_omni.config import load_several
 
     chosen, note = (targets, "") if targets else _embedded()

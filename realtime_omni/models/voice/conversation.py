@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from realtime_omni.models.voice.lm.language import Said
+from realtime_omni.models.voice.speaker import Called, Returned, Said
 from realtime_omni.models.voice.state import MOST_ENTRIES, Entry, Word
 
 MOST_CHARS = 2000
@@ -55,7 +55,7 @@ def heard(words: Sequence[Word], heard_ms: float) -> tuple[Word, ...]:
 
 
 def asked(entries: Sequence[Entry]) -> Entry | None:
-    """What waits for an answer: the last message or tool result, unless the assistant said something since."""
+    """What waits for an answer: the last message or tool result, unless the assistant said something, or called, since."""
     for entry in reversed(entries):
         if entry.kind == "result" or entry.role == "user":
             return entry if entry.text else None
@@ -65,7 +65,8 @@ def asked(entries: Sequence[Entry]) -> Entry | None:
 
 
 def last_said(entries: Sequence[Entry]) -> str:
-    return next((e.text for e in reversed(entries) if e.role == "assistant" and e.text), "")
+    said = (e.text for e in reversed(entries) if e.role == "assistant" and e.kind == "message" and e.text)
+    return next(said, "")
 
 
 def reading(instructions: str | None, entries: Sequence[Entry]) -> tuple[str | None, list[Said]]:
@@ -76,7 +77,19 @@ def reading(instructions: str | None, entries: Sequence[Entry]) -> tuple[str | N
         if (e.role == "system" or e.kind in ("instructions", "thinking", "commentary")) and e.text
     ]
     system = "\n".join(text for text in (instructions, *knows) if text) or None
-    return system, [(e.role, e.text) for e in entries if e.kind == "message" and e.role != "system" and e.text]
+    return system, [said for e in entries if (said := _said(e)) is not None]
+
+
+def _said(entry: Entry) -> Said | None:
+    match entry.kind:
+        case "call":
+            return Called(entry.id, entry.name, entry.text)
+        case "result":
+            return Returned(entry.id, entry.text)
+        case "message" if entry.role != "system" and entry.text:
+            return entry.role, entry.text
+        case _:
+            return None
 
 
 def _heard(entry: Entry, heard_ms: float) -> Entry:

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from realtime_omni.models.voice.conversation import asked, last_said
 from realtime_omni.models.voice.skills.table import Act, Intent, Spoken, StartTimer, reply_to
-from realtime_omni.models.voice.state import Call, Entry, Facts, Manners, Response
+from realtime_omni.models.voice.state import Call, Entry, Facts, Manners, Offer, Prompt, Response
 from realtime_omni.session.frame import Turns
 
 PATIENCE_MS = {"low": 8000.0, "medium": 4000.0, "high": 2000.0, "auto": 4000.0}
@@ -21,10 +21,16 @@ class Decision:
     """``said``: this text; or ``prompt``: what the language model answers. And what happens beside it."""
 
     said: str | None = None
-    prompt: tuple[int, ...] | None = None
+    prompt: Prompt | None = None
     call: Call | None = None
     timer: StartTimer | None = None
     drop_timers: bool = False
+
+
+def offer_of(response: Response, facts: Facts) -> Offer:
+    """The tools that a response may call: its own, else the session's."""
+    tools = facts.offer.tools if response.tools is None else response.tools
+    return Offer(tools, response.tool_choice or facts.offer.choice)
 
 
 def decide(response: Response, entries: Sequence[Entry], facts: Facts, now: datetime) -> Decision | None:
@@ -40,8 +46,7 @@ def decide(response: Response, entries: Sequence[Entry], facts: Facts, now: date
         case StartTimer() as timer:
             return Decision(said=timer.text, timer=timer)
         case Intent(tool, arguments, text):
-            tools = facts.tools if response.tools is None else response.tools
-            if tool in tools:
+            if tool in offer_of(response, facts).names:
                 return Decision(said=text, call=Call(tool, arguments))
             return Decision(said="There is nothing here that I could steer.")
         case Act("repeat"):

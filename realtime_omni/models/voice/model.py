@@ -12,12 +12,11 @@ import weakref
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import torch
-from msgspec import Meta
 from numpy.typing import NDArray
 
 from realtime_omni.duplex.spec import DuplexSpec
@@ -36,7 +35,9 @@ from realtime_omni.models.base import (
 from realtime_omni.models.common.packing import fingerprint, unpack_values
 from realtime_omni.models.duplex import DuplexBase, duplex_output, speech_artifact
 from realtime_omni.models.voice.activity import WINDOW, Hearing
-from realtime_omni.models.voice.parts import Parts, load_parts
+from realtime_omni.models.voice.asking import Asking
+from realtime_omni.models.voice.board import Cast
+from realtime_omni.models.voice.parts import Parts, VoiceOptions, load_parts
 from realtime_omni.models.voice.scene import Scene
 from realtime_omni.models.voice.state import MOST_HEARD_MS, MOST_UNTOLD, Facts, Sound, VoiceState
 from realtime_omni.models.voice.weights import VOICE_WHEELS, cache_folder
@@ -47,22 +48,7 @@ if TYPE_CHECKING:
     from realtime_omni.config import Config
 
 _MOST_SAMPLES = int(MOST_HEARD_MS * 16) + 4096
-_LAYOUT = "voice-1"
-
-
-class VoiceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The recipe's ``options``.
-
-    ``weights``: their folder, by default in the user's cache. ``fetch``: get what is missing at the first start.
-    ``threads``: for recognition and synthesis; 0 does everything within the tick, slow and repeatable. ``calls``: answered
-    by the language model at once; ``language_threads``: for each of its products of matrices.
-    """
-
-    weights: str | None = None
-    fetch: bool = True
-    threads: Annotated[int, Meta(ge=0, le=64)] = 2
-    calls: Annotated[int, Meta(ge=1, le=64)] = 4
-    language_threads: Annotated[int, Meta(ge=1, le=64)] = 1
+_LAYOUT = "voice-2"
 
 
 class EmbeddedVoice(DuplexBase):
@@ -71,11 +57,8 @@ class EmbeddedVoice(DuplexBase):
     def __init__(self, parts: Parts, *, threads: int = 2, now: Callable[[], datetime] = datetime.now) -> None:
         """``now``: the wall clock in the user's time zone, for who asks what time it is."""
         self._parts = parts
-        self._workshop = Workshop(threads)
-        if parts.language is not None:
-            weakref.finalize(self, parts.language.close)  # its thread ends with the last engine that uses this object
-        self._now = now
-        self._fingerprint = fingerprint(_LAYOUT, *(m.sha256 for w in VOICE_WHEELS for m in w.members))
+        weakref.finalize(self, parts.close)  # its threads end with the last engine that uses this object
+        self._fingerprint = _fingerprint(parts)
         self._duplex = DuplexSpec(
             frame_ms=80.0,
             input_rate_hz=16_000,
@@ -103,6 +86,8 @@ class EmbeddedVoice(DuplexBase):
             rollback_safe=True,
             duplex=self._duplex,
         )
+        asking = Asking(parts, Workshop(threads))
+        self._cast = Cast(self._duplex, asking, parts.language, parts.skills, now)
         self._silence: Sound = np.zeros(self._duplex.output_samples, np.float32)
         self._silence.setflags(write=False)
 
@@ -110,13 +95,7 @@ class EmbeddedVoice(DuplexBase):
     def from_config(cls, config: Config) -> EmbeddedVoice:
         options = config.options_as(VoiceOptions)
         folder = cache_folder() if options.weights is None else Path(options.weights)
-        parts = load_parts(
-            folder,
-            calls=options.calls,
-            threaded=options.threads > 0,
-            fetching=options.fetch,
-            torch_threads=options.language_threads,
-        )
+        parts = load_parts(folder, options)
         return cls(parts, threads=options.threads)
 
     @property
@@ -175,13 +154,19 @@ class EmbeddedVoice(DuplexBase):
         frame = row.tick.frame
         assert frame is not None
         start_ms = row.tick.chunk_index * self._duplex.frame_ms
-        scene = Scene(row.state, start_ms, self._duplex, self._parts, self._workshop, self._now)
+        scene = Scene(row.state, start_ms, self._cast)
         for directive in frame.directives:
             scene.obey(directive)
         scene.listen(frame.audio, hearing, probabilities)
         sound = scene.speak()
         signals = tuple(scene.signals)
         return duplex_output(self._duplex, row, self._silence if sound is None else sound, signals, scene.state)
+
+
+def _fingerprint(parts: Parts) -> str:
+    """What a saved call was made with. A prompt for an endpoint is nothing that the embedded model could go on from."""
+    speaks = "chat" if parts.language is not None and parts.language.calls_tools else "embedded"
+    return fingerprint(_LAYOUT, speaks, *(m.sha256 for w in VOICE_WHEELS for m in w.members))
 
 
 def _tensor(sound: NDArray[Any]) -> torch.Tensor:

@@ -8,8 +8,8 @@ import numpy as np
 
 RATE = 24_000
 _SPOKEN = re.compile(r"[A-Za-z0-9]")
-_LOUD = 10 ** (-50 / 20)
-_LEAD_S, _TAIL_S = 0.02, 0.12
+LOUD = 10 ** (-50 / 20)
+LEAD_S, TAIL_S = 0.02, 0.12
 """hibari puts 0.3 s of silence in front of a sentence and 0.4 s behind it: waiting, and too long a pause."""
 _MOST_SENTENCES = 3
 _MIN_WORDS = 3
@@ -36,10 +36,10 @@ class Synthesizer:
 
 def trim(audio: np.ndarray) -> np.ndarray:
     """``audio`` from 20 ms before its first sample above -50 dBFS to 120 ms behind its last; nothing where there is none."""
-    loud = np.flatnonzero(np.abs(audio) > _LOUD)
+    loud = np.flatnonzero(np.abs(audio) > LOUD)
     if not len(loud):
         return audio[:0]
-    return audio[max(0, loud[0] - int(_LEAD_S * RATE)) : loud[-1] + int(_TAIL_S * RATE)]
+    return audio[max(0, loud[0] - int(LEAD_S * RATE)) : loud[-1] + int(TAIL_S * RATE)]
 
 
 def take_clause(text: str, *, final: bool) -> tuple[str, str]:

@@ -20,6 +20,8 @@ Ms = Annotated[float, Meta(ge=0)]
 Sound = NDArray[np.float32]
 Kept = NDArray[np.int16]
 """Sound that is remembered: half the bytes."""
+Prompt = tuple[int, ...] | str
+"""What a language model is asked: tokens, or an endpoint's messages as JSON."""
 
 MOST_ENTRIES = 64
 MOST_PENDING = 8
@@ -45,13 +47,15 @@ class Word(Struct, frozen=True):
 class Entry(Struct, frozen=True):
     """One text of the conversation. ``words``: of a response that was spoken, so that what was not heard can be taken back.
 
-    ``kind`` ``result`` is what a client's tool returned."""
+    ``kind`` ``call`` is a client's tool ``name`` that was called with the arguments ``text``, ``result`` what it returned;
+    both have the call's id."""
 
     id: str
     role: Literal["system", "user", "assistant"]
     text: str
-    kind: Literal["message", "instructions", "thinking", "commentary", "result"] = "message"
+    kind: Literal["message", "instructions", "thinking", "commentary", "call", "result"] = "message"
     words: tuple[Word, ...] = ()
+    name: str = ""
 
 
 class Manners(Struct, frozen=True):
@@ -89,32 +93,59 @@ class Untold(Struct, frozen=True):
 
 
 class Call(Struct, frozen=True):
-    """A client's tool to be called."""
+    """A client's tool to be called. ``arguments``: JSON."""
 
     name: str
     arguments: str
 
 
+class Offered(Struct, frozen=True):
+    """A client's tool. ``parameters``: its JSON schema, as text."""
+
+    name: str
+    description: str = ""
+    parameters: str = "{}"
+
+
+class Offer(Struct, frozen=True):
+    """What may be called. ``choice``: ``auto``, ``none``, ``required`` or one tool's name."""
+
+    tools: tuple[Offered, ...] = ()
+    choice: str = "auto"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return () if self.choice == "none" else tuple(tool.name for tool in self.tools)
+
+
+NO_TOOLS = Offer()
+
+
 class Response(Struct, frozen=True):
     """A response on its way. Its text is ``said``, or what the language model answers to ``prompt``; undecided without both.
 
-    ``tokens`` of the answer are there. ``cut`` characters of the text have become clauses; ``clauses`` are not over yet,
-    ``offset`` samples of the first one have sounded; ``sounded_ms`` of all, in which ``words`` were told."""
+    ``read`` tokens of prompt were read, ``tokens`` of the answer are there; its calls were ``called``; ``broken``: there was
+    none. ``cut`` characters of the text have become clauses; ``clauses`` are not over yet, ``offset`` samples and ``told``
+    words of the first one have sounded; ``sounded_ms`` of all, in which ``words`` were told."""
 
     id: str
     text_only: bool = False
     remember: bool = True
     instructions: str | None = None
     context: tuple[Entry, ...] | None = None
-    tools: tuple[str, ...] | None = None
+    tools: tuple[Offered, ...] | None = None
+    tool_choice: str | None = None
     limit: Number = 0
+    read: Number = 0
     tokens: Number = 0
     said: str | None = None
-    prompt: tuple[int, ...] | None = None
-    call: Call | None = None
+    prompt: Prompt | None = None
+    called: bool = False
+    broken: bool = False
     cut: Number = 0
     clauses: tuple[str, ...] = ()
     offset: Number = 0
+    told: Number = 0
     sounded_ms: Ms = 0.0
     words: tuple[Word, ...] = ()
 
@@ -131,9 +162,9 @@ class Facts(Struct, frozen=True):
     manners: Manners = Manners()
     ears: Ears = Ears()
     entries: tuple[Entry, ...] = ()
-    tools: tuple[str, ...] = ()
+    offer: Offer = NO_TOOLS
     untold: tuple[Untold, ...] = ()
-    guess: tuple[int, ...] | None = None
+    guess: Prompt | None = None
     """A prompt whose answer was begun before it was sure that the turn is over."""
     response: Response | None = None
     pending: tuple[Response, ...] = ()

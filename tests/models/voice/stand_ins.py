@@ -58,8 +58,11 @@ class Language:
         self.dropped = []
         self.closed = False
 
-    def prompt(self, system, said):
-        return tuple(map(ord, f"[{system}]" + "".join(f"{role}: {text}\n" for role, text in said)))
+    most_tokens = 60
+    calls_tools = False
+
+    def prompt(self, system, said, offer=None):
+        return tuple(map(ord, f"[{system}]" + "".join(f"{t[0]}: {t[1]}\n" for t in said if isinstance(t, tuple))))
 
     def draft(self, prompt, limit=60):
         asked = "".join(map(chr, prompt)).rsplit("user: ", 1)[-1].strip()

@@ -7,7 +7,7 @@ import pytest
 
 from realtime_omni.errors import BackendUnavailable
 from realtime_omni.models.voice import parts as loading
-from realtime_omni.models.voice.parts import load_parts
+from realtime_omni.models.voice.parts import VoiceOptions, load_parts
 from realtime_omni.models.voice.weights import MIRROR_ENV, VOICE_WHEELS
 
 
@@ -19,15 +19,15 @@ def without(monkeypatch, module):
 def test_without_the_extra_it_is_named(monkeypatch, tmp_path):
     without(monkeypatch, "onnxruntime")
     with pytest.raises(BackendUnavailable, match=r"needs onnxruntime: pip install 'realtime-omni\[voice\]'"):
-        load_parts(tmp_path, calls=1, threaded=False, fetching=False)
+        load_parts(tmp_path, VoiceOptions(threads=0, fetch=False))
 
 
 def test_without_weights_to_hear_with_there_is_no_voice(monkeypatch, tmp_path, caplog):
     with pytest.raises(BackendUnavailable, match="run realtime-omni fetch voice"):
-        load_parts(tmp_path, calls=1, threaded=False, fetching=False)
+        load_parts(tmp_path, VoiceOptions(threads=0, fetch=False))
     monkeypatch.setenv(MIRROR_ENV, str(tmp_path / "nowhere"))
     with pytest.raises(BackendUnavailable, match="run realtime-omni fetch voice"):
-        load_parts(tmp_path, calls=1, threaded=False, fetching=True)
+        load_parts(tmp_path, VoiceOptions(threads=0))
     assert "could not be fetched" in caplog.text
 
 
@@ -39,7 +39,7 @@ def test_without_a_language_model_and_a_synthesizer_it_says_so(monkeypatch, tmp_
         monkeypatch.setattr(loading, name, lambda *files: files)
     without(monkeypatch, "hibari")
     with caplog.at_level(logging.WARNING):
-        parts = load_parts(tmp_path, calls=1, threaded=False, fetching=False)
+        parts = load_parts(tmp_path, VoiceOptions(threads=0, fetch=False))
     assert parts.language is None
     assert parts.say is None
     assert "no language model" in caplog.text

@@ -10,7 +10,7 @@ import pytest
 from models.voice.real import spoken
 from models.voice.test_conversation import FRAME_MS, Talk
 from realtime_omni.models.voice.model import EmbeddedVoice
-from realtime_omni.models.voice.parts import load_parts
+from realtime_omni.models.voice.parts import VoiceOptions, load_parts
 from realtime_omni.models.voice.skills.table import TOOLS
 from realtime_omni.models.voice.weights import cache_folder, missing
 from realtime_omni.session.frame import Cancel, Configure
@@ -33,7 +33,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def parts():
-    return load_parts(cache_folder(), calls=1, threaded=False, fetching=False)
+    return load_parts(cache_folder(), VoiceOptions(threads=0, calls=1, fetch=False))
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -17,10 +16,11 @@ from realtime_omni.models.voice.lm.answers import Answer, Answerer
 from realtime_omni.models.voice.lm.convert import load
 from realtime_omni.models.voice.lm.network import Llama
 from realtime_omni.models.voice.lm.sequences import Sequences
-from realtime_omni.models.voice.lm.tokens import ChatTokens, Role
+from realtime_omni.models.voice.lm.tokens import ChatTokens
+from realtime_omni.models.voice.speaker import SYSTEM, Draft, Role, Said
 from realtime_omni.models.voice.speech import end_of_sentences, enough_said
+from realtime_omni.models.voice.state import NO_TOOLS, Offer, Prompt
 
-SYSTEM = "You are a friendly voice assistant. Answer in one short sentence."
 MOST_TOKENS = 60
 """Of an answer: twenty seconds of speech."""
 _CHUNK = 16
@@ -30,18 +30,8 @@ _STRIDE = 4
 """A prompt that is too long loses this many turns at once: the ones after it then still begin alike."""
 _MOST_KEPT = 64
 
-Said = tuple[Role, str]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """An answer so far. ``failed``: there will be no more of it."""
-
-    text: str
-    tokens: int
-    done: bool
-    failed: bool
+Tokens = tuple[int, ...]
 
 
 class Language:
@@ -60,8 +50,8 @@ class Language:
         self._answerer = Answerer(self._sequences, self._tokens.stops, most=calls)
         self._turn = lru_cache(4096)(self._tokens.turn)
         self._answerer.pin(self._turn("system", SYSTEM))
-        self._asked: OrderedDict[tuple[int, ...], Answer] = OrderedDict()
-        self._done: OrderedDict[tuple[int, ...], Draft] = OrderedDict()
+        self._asked: OrderedDict[Tokens, Answer] = OrderedDict()
+        self._done: OrderedDict[Tokens, Draft] = OrderedDict()
         self.context = context
         self._threaded = threaded
         if threaded:
@@ -71,12 +61,20 @@ class Language:
     def kv_bytes(self) -> int:
         return self._sequences.bytes
 
-    def prompt(self, system: str | None, said: Sequence[Said], *, answer_tokens: int = MOST_TOKENS) -> tuple[int, ...]:
+    @property
+    def most_tokens(self) -> int:
+        return MOST_TOKENS
+
+    @property
+    def calls_tools(self) -> bool:
+        return False
+
+    def prompt(self, system: str | None, said: Sequence[Said], offer: Offer = NO_TOOLS) -> Tokens:
         """Tokens of the conversation up to the assistant's next turn, without its oldest turns where they do not fit."""
         merged = _merge(said)
         head = self._turn("system", SYSTEM if system is None else system)[: self.context // 2]
         opening = self._tokens.opening("assistant")
-        room = self.context - len(head) - len(opening) - min(answer_tokens, MOST_TOKENS)
+        room = self.context - len(head) - len(opening) - MOST_TOKENS
         turns = [self._turn(role, text) for role, text in merged]
         first = max(0, -(-(len(turns) - _MOST_TURNS) // _STRIDE) * _STRIDE)
         while first < len(turns) and sum(map(len, turns[first:])) > room:
@@ -86,8 +84,12 @@ class Language:
             body = list(turns[-1][-room:])
         return (*head, *body, *opening)
 
-    def draft(self, prompt: tuple[int, ...], limit: int = MOST_TOKENS) -> Draft:
-        """The answer to ``prompt`` so far; asking begins it. It ends where it begins to say the same again, too."""
+    def draft(self, prompt: Prompt, limit: int = MOST_TOKENS) -> Draft:
+        """The answer to ``prompt`` so far; asking begins it. It ends where it begins to say the same again, too.
+
+        Raises ValueError for an endpoint's prompt."""
+        if isinstance(prompt, str):
+            raise ValueError("the prompt is an endpoint's")
         draft = self._done.get(prompt)
         if draft is not None:
             return draft
@@ -96,14 +98,14 @@ class Language:
         text, enough = enough_said(" ".join(self._tokens.decode(tokens).split()))
         if done and not enough and len(tokens) >= answer.limit:
             text = end_of_sentences(text)
-        draft = Draft(text, len(tokens), done or enough, answer.failed and not enough)
+        draft = Draft(text, len(tokens), done or enough, answer.failed and not enough, read=len(prompt))
         if draft.done:
             del self._asked[prompt]
             answer.stop()
             _keep(self._done, prompt, draft)
         return draft
 
-    def _answer(self, prompt: tuple[int, ...], limit: int) -> Answer:
+    def _answer(self, prompt: Tokens, limit: int) -> Answer:
         answer = self._asked.get(prompt)
         if answer is None:
             answer = self._answerer.ask(prompt, limit=limit)
@@ -118,9 +120,9 @@ class Language:
         self._answerer.ask((*so_far, *self._tokens.opening("user")), limit=0)
         self._finish()
 
-    def drop(self, prompt: tuple[int, ...]) -> None:
+    def drop(self, prompt: Prompt) -> None:
         """Nobody wants this answer any more; who does asks again."""
-        answer = self._asked.pop(prompt, None)
+        answer = None if isinstance(prompt, str) else self._asked.pop(prompt, None)
         if answer is not None:
             answer.stop()
 
@@ -132,16 +134,19 @@ class Language:
             pass
 
 
-def _keep(known: OrderedDict[tuple[int, ...], T], prompt: tuple[int, ...], value: T) -> list[T]:
+def _keep(known: OrderedDict[Tokens, T], prompt: Tokens, value: T) -> list[T]:
     """Remember ``value`` as the newest; returns the oldest ones that had to go."""
     known[prompt] = value
     return [known.popitem(last=False)[1] for _ in range(len(known) - _MOST_KEPT)]
 
 
-def _merge(said: Sequence[Said]) -> list[Said]:
-    """Turns of the same speaker in a row are one."""
-    merged: list[Said] = []
-    for role, text in said:
+def _merge(said: Sequence[Said]) -> list[tuple[Role, str]]:
+    """Turns of the same speaker in a row are one; of tools it knows nothing."""
+    merged: list[tuple[Role, str]] = []
+    for turn in said:
+        if not isinstance(turn, tuple):
+            continue
+        role, text = turn
         if merged and merged[-1][0] == role:
             merged[-1] = (role, f"{merged[-1][1]} {text}")
         elif text:

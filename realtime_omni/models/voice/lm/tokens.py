@@ -7,9 +7,10 @@ applied to tokens, not to text, so that nothing a user says can become a control
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
-Role = Literal["system", "user", "assistant"]
+from realtime_omni.models.voice.speaker import Role
+
 _CONTROL = 3  # GGUF's token type of a control token
 
 

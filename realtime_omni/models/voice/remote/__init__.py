@@ -1,0 +1,1 @@
+"""Parts of the voice that answer over HTTP, in OpenAI's language: speech to text, chat, text to speech."""

@@ -1,0 +1,190 @@
+"""Requests to endpoints: one event loop in a thread of its own, and values that grow while an answer comes.
+
+Owns the connections, their bounds and their end. What an answer means is for who asks. Whoever looks at a request's
+result does so from another thread: results only grow, and are complete once :attr:`Request.done` is true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from realtime_omni.models.voice.remote.settings import Endpoint
+
+if TYPE_CHECKING:
+    import httpx
+
+log = logging.getLogger(__name__)
+WHOLE_S = 60.0
+"""Of any request from beginning to end, however lively."""
+_CONNECT_S = 2.0
+"""Longer than any reachable host needs; a turn waits this long before a fallback takes it."""
+_MOST_CONNECTIONS = 64
+_MOST_ERROR_BYTES = 512
+_MOST_KEPT = 64
+R = TypeVar("R", bound="Request")
+
+
+class EndpointFailed(Exception):
+    """An endpoint refused, answered something else, or too much. Its text names no key."""
+
+
+class Request:
+    """One request under way. ``failed``: it ended without being complete."""
+
+    def __init__(self) -> None:
+        self.failed = False
+        self._over = threading.Event()
+        self._future: Future[None] | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._over.is_set()
+
+    def follow(self, future: Future[None]) -> None:
+        """Called once, by who begins it."""
+        self._future = future
+        future.add_done_callback(self._end)
+
+    def stop(self) -> None:
+        """Nobody wants the rest: the connection is closed."""
+        if self._future is not None:
+            self._future.cancel()
+
+    def wait(self) -> None:
+        """Until it is done."""
+        self._over.wait()
+
+    def _end(self, future: Future[None]) -> None:
+        self.failed = future.cancelled() or future.exception() is not None
+        self._over.set()
+
+
+class Web:
+    """The loop and its client. ``transport``: in place of the network, for tests. Needs httpx.
+
+    Certificates, proxies and their exceptions are taken from the environment, as httpx does."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._transport = transport
+        self._client: httpx.AsyncClient | None = None
+        self._thread = threading.Thread(target=self._run, name="voice-web", daemon=True)
+        self._thread.start()
+
+    def begin(self, name: str, work: Callable[[], Awaitable[None]]) -> Future[None]:
+        """Run ``work`` in the loop; what fails is logged under ``name``, once, with its reason and no traceback."""
+        return asyncio.run_coroutine_threadsafe(self._guarded(name, work), self._loop)
+
+    @asynccontextmanager
+    async def post(self, endpoint: Endpoint, path: str, **content: Any) -> AsyncIterator[httpx.Response]:
+        """The answer's head; its body is read with :func:`pieces`. Raises EndpointFailed for a status but 200."""
+        import httpx
+
+        if self._client is None:
+            limits = httpx.Limits(max_connections=_MOST_CONNECTIONS)
+            self._client = httpx.AsyncClient(transport=self._transport, limits=limits)
+        headers = {"accept-encoding": "identity"}  # a piece is then no longer than what was received
+        key = endpoint.key()
+        if key is not None:
+            headers["authorization"] = f"Bearer {key}"
+        timeout = httpx.Timeout(endpoint.timeout_s, connect=min(_CONNECT_S, endpoint.timeout_s))
+        url = f"{endpoint.url.rstrip('/')}{path}"
+        async with self._client.stream("POST", url, headers=headers, timeout=timeout, **content) as response:
+            if response.status_code in (401, 403):
+                raise EndpointFailed(f"status {response.status_code}: it wants another key")
+            if response.status_code != 200:
+                said = await _beginning(response)
+                raise EndpointFailed(f"status {response.status_code}: {said.replace(key, '...') if key else said}")
+            yield response
+
+    def close(self) -> None:
+        """Requests under way are stopped."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    async def _guarded(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        import httpx
+
+        try:
+            async with asyncio.timeout(WHOLE_S):
+                await work()
+        except (EndpointFailed, httpx.HTTPError, TimeoutError) as error:
+            log.warning("%s does not answer: %s", name, str(error) or type(error).__name__)
+            raise
+        except Exception:
+            log.exception("%s: the answer could not be read", name)
+            raise
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        if self._client is not None:
+            self._loop.run_until_complete(self._client.aclose())
+        self._loop.close()
+
+
+async def pieces(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
+    """The body as it comes. Raises EndpointFailed beyond ``most`` bytes, and for an encoded one."""
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise EndpointFailed("the answer is compressed, which was not asked for")
+    got = 0
+    async for piece in response.aiter_raw():
+        got += len(piece)
+        if got > most:
+            raise EndpointFailed(f"the answer is longer than {most} bytes")
+        yield piece
+
+
+async def whole(response: httpx.Response, most: int) -> bytes:
+    return b"".join([piece async for piece in pieces(response, most)])
+
+
+async def _beginning(response: httpx.Response) -> str:
+    """Of a refusal, for the log: one printable line."""
+    body = b""
+    async for piece in response.aiter_raw():
+        body += piece
+        if len(body) >= _MOST_ERROR_BYTES:
+            break
+    text = body[:_MOST_ERROR_BYTES].decode("utf-8", errors="replace")
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+class Asked(Generic[R]):
+    """Requests by what they ask, begun when they are asked for first; bounded: the oldest are stopped and forgotten."""
+
+    def __init__(self, begin: Callable[[Any], R], *, patient: bool) -> None:
+        """``patient``: whoever asks waits for the end; slow, and the same every time."""
+        self._begin = begin
+        self._patient = patient
+        self._known: OrderedDict[Hashable, R] = OrderedDict()
+
+    def look(self, key: Hashable, question: Any) -> R:
+        """The request, as far as it has come. Called from one thread."""
+        request = self._known.get(key)
+        if request is None:
+            request = self._known[key] = self._begin(question)
+            while len(self._known) > _MOST_KEPT:
+                self._known.popitem(last=False)[1].stop()
+        else:
+            self._known.move_to_end(key)
+        if self._patient:
+            request.wait()
+        return request
+
+    def drop(self, key: Hashable) -> None:
+        """Nobody wants it any more; who does asks again."""
+        request = self._known.pop(key, None)
+        if request is not None:
+            request.stop()

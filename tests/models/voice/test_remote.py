@@ -1,0 +1,476 @@
+"""Endpoints in place of the voice's parts: a stub on a real socket that answers well, slowly, badly, too much, or not."""
+
+import json
+import logging
+import wave
+from io import BytesIO
+
+import msgspec
+import numpy as np
+import pytest
+
+from models.voice.stand_ins import hum, parts
+from models.voice.stub_endpoint import StubEndpoint, event, says, sends
+from models.voice.test_conversation import FRAME_MS, Talk
+from realtime_omni.config import Config
+from realtime_omni.errors import BackendUnavailable, ConfigError
+from realtime_omni.models.voice import parts as loading
+from realtime_omni.models.voice.answering import SPEECHLESS
+from realtime_omni.models.voice.model import EmbeddedVoice
+from realtime_omni.models.voice.parts import VoiceOptions, load_parts
+from realtime_omni.models.voice.remote.chat import ChatEndpoint, Lines, messages
+from realtime_omni.models.voice.remote.hearing import RemoteRecognizer
+from realtime_omni.models.voice.remote.settings import LanguageEndpoint, RecognizerEndpoint, SynthesizerEndpoint
+from realtime_omni.models.voice.remote.speech import RemoteSynthesizer, Samples
+from realtime_omni.models.voice.remote.web import EndpointFailed, Web
+from realtime_omni.models.voice.speaker import Called, Returned
+from realtime_omni.models.voice.turns import NOT_UNDERSTOOD
+from realtime_omni.session.frame import AddText, Cancel, Configure, Respond, Say, Tool, ToolResult
+from realtime_omni.session.signals import InputTranscript, OutputText, ResponseEnded, ToolCall
+
+CHAT, SPEECH, WORDS = "/v1/chat/completions", "/v1/audio/speech", "/v1/audio/transcriptions"
+WEATHER = Tool("weather", "The weather of a city.", {"type": "object", "properties": {"city": {"type": "string"}}})
+KEY = "sk-secret-0123456789"
+
+
+@pytest.fixture
+def stub():
+    made = StubEndpoint()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def web():
+    made = Web()
+    yield made
+    made.close()
+
+
+def chat(web, stub, *, patient=True, **settings):
+    return ChatEndpoint(web, LanguageEndpoint(url=stub.url, model="m", timeout_s=5.0, **settings), patient=patient)
+
+
+def talk_with(**remote):
+    """A call whose parts are stand-ins but for these; rules do not answer."""
+    return Talk(EmbeddedVoice(parts(skills=False, **remote), threads=0))
+
+
+def ended(talk):
+    """Until all that was begun has ended; an answer without sound ends in the frame that asked for it."""
+    for _ in range(10**6):
+        if talk.grammar.running is None and talk.of(ResponseEnded) and not talk.facts.pending:
+            return
+        talk.frame()
+
+
+def pcm(samples):
+    return (np.asarray(samples, np.float32) * 32767).astype("<i2").tobytes()
+
+
+# ---------------------------------------------------------------------- the language model
+
+
+@pytest.mark.req("AC-41")
+def test_a_question_is_answered_by_the_endpoint_which_reads_the_conversation(stub, web):
+    stub.answers[CHAT] = says("It is ", "Paris. ", "It is old.")
+    talk = talk_with(language=chat(web, stub, body={"temperature": 0.2, "max_tokens": None}))
+    talk.tell(Configure(instructions="Be brief."), AddText("Hello.", "user"), AddText("Hi!", "assistant"))
+    talk.hear(hum(0.1, 800))
+    ended(talk)
+    assert list(talk.said().values()) == ["It is Paris. It is old."]
+    [request] = stub.requests
+    assert request.json == {
+        "model": "m",
+        "stream": True,
+        "temperature": 0.2,
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hello."},
+            {"role": "assistant", "content": "Hi!"},
+            {"role": "user", "content": "What is the capital of France?"},
+        ],
+    }
+    assert "authorization" not in request.headers
+    assert [e.text for e in talk.facts.entries][-1] == "It is Paris. It is old."
+
+
+def test_an_answer_is_spoken_while_it_still_comes(stub, web):
+    async def slow(request, send):
+        await send(event({"content": "The first sentence. And "}))
+        await stub.going_on.wait()
+        await send(event({"content": "the second."}, finish="stop"))
+
+    stub.answers[CHAT] = slow
+    talk = Talk(EmbeddedVoice(parts(skills=False, language=chat(web, stub, patient=False)), threads=0))
+    talk.tell(AddText("Tell me."), Respond("x"))
+    talk.until(OutputText, 10**7)
+    assert not talk.of(ResponseEnded)
+    stub.go_on()
+    ended(talk)
+    assert talk.said()["x"] == "The first sentence. And the second."
+
+
+def test_tools_are_offered_called_and_their_results_go_back(stub, web):
+    async def brain(request, send):
+        if any(m["role"] == "tool" for m in request.json["messages"]):
+            return await says("It rains in Paris.")(request, send)
+        await send(event({"tool_calls": [{"index": 0, "function": {"name": "weather", "arguments": '{"ci'}}]}))
+        more = [{"index": 0, "function": {"arguments": 'ty": "Paris"}'}}]
+        await send(event({"tool_calls": more}, finish="tool_calls"))
+        return None
+
+    stub.answers[CHAT] = brain
+    talk = talk_with(language=chat(web, stub))
+    talk.tell(Configure(tools=(WEATHER,)), AddText("What is the weather?"), Respond("x"))
+    ended(talk)
+    [call] = talk.of(ToolCall)
+    assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Paris"})
+    asked = stub.requests[0].json
+    assert asked["tools"][0]["function"]["parameters"]["properties"] == {"city": {"type": "string"}}
+    assert asked["tool_choice"] == "auto"
+    talk.tell(ToolResult(call.call_id, "rain"), Respond("y"))
+    ended(talk)
+    assert talk.said() == {"y": "It rains in Paris."}
+    told = stub.requests[1].json["messages"][-2:]
+    assert told[0]["tool_calls"][0]["id"] == told[1]["tool_call_id"] == call.call_id
+    assert told[1]["content"] == "rain"
+    talk.tell(Respond("z", tool_choice="none"))
+    ended(talk)
+    assert "tools" not in stub.requests[2].json
+    talk.tell(Respond("w", tool_choice="weather"))
+    ended(talk)
+    assert stub.requests[3].json["tool_choice"] == {"type": "function", "function": {"name": "weather"}}
+
+
+def test_a_call_without_a_result_is_told_as_one():
+    said = [("user", "a"), Called("1", "f", "{}"), Called("2", "g", "{}"), Returned("2", "yes"), ("user", "b")]
+    roles = [(m["role"], m.get("content")) for m in messages(said)]
+    assert roles == [
+        ("user", "a"),
+        ("assistant", None),
+        ("tool", "There is no result yet."),
+        ("tool", "yes"),
+        ("user", "b"),
+    ]
+    assert messages([Returned("lost", "x")]) == []
+
+
+def test_a_barge_in_closes_the_connection(stub, web):
+    async def endless(request, send):
+        await send(event({"content": "One two three four five. "}))
+        await stub.loop.create_future()
+
+    stub.answers[CHAT] = endless
+    talk = Talk(EmbeddedVoice(parts(skills=False, language=chat(web, stub, patient=False)), threads=0))
+    talk.tell(AddText("Count."), Respond("x"))
+    talk.until(OutputText, 10**7)
+    assert not stub.gone.is_set()
+    talk.tell(Cancel(heard_ms=10_000))
+    assert stub.gone.wait(10)
+    assert [s.reason for s in talk.of(ResponseEnded)] == ["cancelled"]
+
+
+BAD_CHATS = {
+    "refused": sends(b'{"error": "no such model"}', 404, "application/json"),
+    "no stream": sends(b'{"choices": []}', kind="application/json"),
+    "no json": sends(b"data: {broken\n\n"),
+    "not utf-8": sends(b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n\n'),
+    "other fields": sends(b'data: {"choices": "none"}\n\n'),
+    "an error": sends(b'data: {"error": {"message": "overloaded"}}\n\n'),
+    "broken off": sends(event({"role": "assistant"})),
+    "huge": sends(b": " + b"x" * 65_000 + (b"\n: " + b"x" * 60_000) * 20),
+    "a line without end": sends(b"data: " + b"x" * 200_000),
+    "compressed": sends(b"\x1f\x8b", content_encoding="gzip"),
+    "a tool that was not offered": sends(
+        event({"tool_calls": [{"function": {"name": "rm", "arguments": "{}"}}]}, finish="stop")
+    ),
+}
+
+
+@pytest.mark.parametrize("answer", BAD_CHATS.values(), ids=BAD_CHATS)
+def test_a_language_model_that_fails_is_said_and_the_call_goes_on(stub, web, caplog, answer):
+    stub.answers[CHAT] = answer
+    talk = talk_with(language=chat(web, stub))
+    talk.tell(AddText("Hello?"), Respond("x"))
+    ended(talk)
+    assert talk.said()["x"] == SPEECHLESS
+    assert talk.of(ResponseEnded)[0].reason == "failed"
+    assert "the language model's endpoint does not answer" in caplog.text
+    assert "Traceback" not in caplog.text
+    stub.answers[CHAT] = says("Here I am.")
+    talk.tell(Respond("y"))
+    ended(talk)
+    assert talk.said()["y"] == "Here I am."
+    assert [m["content"] for m in stub.requests[-1].json["messages"]][1:] == ["Hello?"]
+
+
+@pytest.mark.parametrize("arguments", ["", "[1]", '{"a"', '"text"'])
+def test_arguments_that_are_no_object_are_not_passed_on(stub, web, arguments):
+    calls = [{"function": {"name": "weather", "arguments": arguments}}]
+    stub.answers[CHAT] = sends(event({"tool_calls": calls}, finish="stop"))
+    talk = talk_with(language=chat(web, stub))
+    talk.tell(Configure(tools=(WEATHER,)), AddText("Hello?"), Respond("x"))
+    ended(talk)
+    assert [json.loads(c.arguments) for c in talk.of(ToolCall)] == ([{}] if arguments == "" else [])
+
+
+def test_an_answer_that_breaks_off_is_spoken_as_far_as_it_came(stub, web):
+    stub.answers[CHAT] = sends(event({"content": "It is Pa"}))
+    talk = talk_with(language=chat(web, stub))
+    talk.tell(AddText("Hello?"), Respond("x"))
+    ended(talk)
+    assert talk.said() == {"x": "It is Pa"}
+    assert talk.of(ResponseEnded)[0].reason == "failed"
+
+
+def test_nobody_there_and_a_silent_endpoint_are_said(web, stub):
+    async def silent(request, send):
+        await stub.loop.create_future()
+
+    stub.answers[CHAT] = silent
+    for url, timeout_s in (("http://127.0.0.1:9/v1", 5.0), (stub.url, 0.2)):
+        language = ChatEndpoint(web, LanguageEndpoint(url=url, model="m", timeout_s=timeout_s), patient=True)
+        talk = talk_with(language=language)
+        talk.tell(AddText("Hello?"), Respond("x"))
+        ended(talk)
+        assert talk.said()["x"] == SPEECHLESS
+
+
+def test_the_key_comes_from_the_environment_and_is_never_logged(stub, web, monkeypatch, caplog):
+    monkeypatch.setenv("VOICE_KEY", KEY)
+    stub.answers[CHAT] = sends(f"wrong key {KEY}".encode(), 400)
+    with caplog.at_level(logging.DEBUG):
+        talk = talk_with(language=chat(web, stub, key_env="VOICE_KEY"))
+        talk.tell(AddText("Hello?"), Respond("x"))
+        ended(talk)
+    assert stub.requests[0].headers["authorization"] == f"Bearer {KEY}"
+    assert "wrong key ..." in caplog.text
+    assert KEY not in caplog.text
+    assert KEY not in str(talk.facts)
+
+
+def test_events_come_in_any_pieces():
+    stream = b": ping\r\ndata: {}\r\n\r\ndata:{}\nid: 7\n\ndata: [DONE]\n\n"
+    for size in (1, 3, len(stream)):
+        lines = Lines()
+        found = [e for i in range(0, len(stream), size) for e in lines.feed(stream[i : i + size])]
+        assert found == [b"{}", b"{}", b"[DONE]"]
+
+
+# ---------------------------------------------------------------------- the recogniser
+
+
+def ears(web, stub, **settings):
+    return RemoteRecognizer(web, RecognizerEndpoint(url=stub.url, model="w", timeout_s=5.0, **settings), patient=True)
+
+
+def test_a_turn_is_recognised_by_the_endpoint(stub, web):
+    stub.answers[WORDS] = sends(b'{"text": " Bonjour. ", "language": "fr"}', kind="application/json")
+    talk = talk_with(recognizer=ears(web, stub, body={"language": "fr"}))
+    talk.wait(400)
+    talk.hear(hum(0.1, 800))
+    ended(talk)
+    assert [s.text for s in talk.of(InputTranscript)] == ["Bonjour."]
+    body = stub.requests[0].body
+    assert b'name="model"\r\n\r\nw\r\n' in body
+    assert b'name="language"\r\n\r\nfr\r\n' in body
+    with wave.open(BytesIO(body[body.index(b"RIFF") :])) as file:
+        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (16_000, 1, 2)
+        assert 0.8 < file.getnframes() / 16_000 < 1.5
+    assert len({r.body[-3000:] for r in stub.requests}) == len(stub.requests)  # nothing is asked twice
+
+
+BAD_EARS = {
+    "refused": sends(b"no", 500),
+    "malformed": sends(b"text", kind="application/json"),
+    "no text": sends(b"{}", kind="application/json"),
+    "huge": sends(b'{"text": "' + b"x" * 1_000_000),
+}
+
+
+@pytest.mark.parametrize("answer", BAD_EARS.values(), ids=BAD_EARS)
+def test_the_embedded_recogniser_hears_where_the_endpoint_fails(stub, web, answer):
+    stub.answers[WORDS] = answer
+    talk = talk_with(recognizer=ears(web, stub))
+    talk.hear(hum(0.1, 800))
+    ended(talk)
+    assert [s.text for s in talk.of(InputTranscript)] == ["What is the capital of France?"]
+
+
+def test_without_any_recogniser_left_it_says_that_it_did_not_understand(stub, web):
+    stub.answers[WORDS] = sends(b"no", 500)
+    talk = talk_with(recognizer=ears(web, stub), recognize=None)
+    talk.hear(hum(0.1, 800))
+    ended(talk)
+    assert list(talk.said().values()) == [NOT_UNDERSTOOD]
+    assert talk.facts.entries == ()
+
+
+# ---------------------------------------------------------------------- the synthesizer
+
+
+def mouth(web, stub, *, patient=True, **settings):
+    made = SynthesizerEndpoint(url=stub.url, model="t", voice="v", timeout_s=5.0, **settings)
+    return RemoteSynthesizer(web, made, patient=patient)
+
+
+def tone(seconds, rate=24_000):
+    return 0.5 * np.sin(2 * np.pi * 220 * np.arange(int(seconds * rate)) / rate)
+
+
+@pytest.mark.parametrize("rate", [24_000, 16_000])
+def test_a_clause_sounds_as_the_endpoint_says_it_without_its_silence(stub, web, rate):
+    silence = np.zeros(rate // 2)
+    whole = pcm(np.concatenate((silence, tone(1.0, rate), silence)))
+
+    async def odd_pieces(request, send):
+        for at in range(0, len(whole), 777):
+            await send(whole[at : at + 777])
+
+    stub.answers[SPEECH] = odd_pieces
+    talk = talk_with(synthesizer=mouth(web, stub, rate_hz=rate))
+    talk.tell(Say("x", "One two three."))
+    ended(talk)
+    assert stub.requests[0].json == {"model": "t", "voice": "v", "input": "One two three.", "response_format": "pcm"}
+    loud = np.flatnonzero(np.abs(talk.audio) > 0.01)
+    assert loud[0] < 0.03 * 24_000
+    assert (loud[-1] - loud[0]) / 24_000 == pytest.approx(1.0, abs=0.01)
+    assert talk.said()["x"] == "One two three."
+    spectrum = np.abs(np.fft.rfft(talk.audio[loud[0] : loud[-1]]))
+    assert np.argmax(spectrum) / ((loud[-1] - loud[0]) / 24_000) == pytest.approx(220, abs=2)
+
+
+def test_a_clause_sounds_before_it_is_complete_and_every_word_is_told_once(stub, web):
+    text = "one two three four five six seven eight nine"
+
+    async def slow(request, send):
+        await send(pcm(tone(1.0)))
+        await stub.going_on.wait()
+        await send(pcm(tone(2.0)))
+
+    stub.answers[SPEECH] = slow
+    talk = talk_with(synthesizer=mouth(web, stub, patient=False))
+    talk.tell(Say("x", text))
+    talk.until(OutputText, 10**7)
+    for _ in range(20):
+        talk.frame()
+    assert not talk.of(ResponseEnded)
+    before = len(talk.of(OutputText))
+    assert 1 <= before < 9
+    assert np.count_nonzero(talk.audio) / 24_000 <= 1.0
+    stub.go_on()
+    ended(talk)
+    assert talk.said()["x"] == text
+    assert np.count_nonzero(talk.audio) / 24_000 == pytest.approx(3.0, abs=0.05)
+    ends = [w.start_ms for w in talk.of(OutputText)]
+    assert ends == sorted(ends)
+
+
+def test_a_barge_in_stops_the_speech_that_still_comes(stub, web):
+    async def endless(request, send):
+        await send(pcm(tone(1.0)))
+        await stub.loop.create_future()
+
+    stub.answers[SPEECH] = endless
+    talk = talk_with(synthesizer=mouth(web, stub, patient=False))
+    talk.tell(Say("x", "one two three"))
+    talk.until(OutputText, 10**7)
+    talk.tell(Cancel())
+    assert stub.gone.wait(10)
+
+
+BAD_MOUTHS = {
+    "refused": sends(b"no", 429),
+    "json": sends(b"{}", kind="application/json; charset=utf-8"),
+    "a file": sends(b"RIFF1234WAVE"),
+    "nothing": sends(b""),
+    "huge": sends(bytes(24_000 * 2 * 61)),
+}
+
+
+@pytest.mark.parametrize("answer", BAD_MOUTHS.values(), ids=BAD_MOUTHS)
+@pytest.mark.parametrize("embedded", [True, False])
+def test_without_its_endpoint_a_clause_is_said_by_the_embedded_voice_or_told_as_text(stub, web, answer, embedded):
+    stub.answers[SPEECH] = answer
+    talk = talk_with(synthesizer=mouth(web, stub), **({} if embedded else {"say": None}))
+    talk.tell(Say("x", "one two three"))
+    ended(talk)
+    assert talk.said()["x"] == "one two three"
+    assert bool(talk.audio.any()) is embedded
+
+
+def test_samples_keep_the_pauses_inside_and_drop_those_around():
+    quiet, loud = np.zeros(24_000), np.full(2_400, 0.5)
+    samples = Samples(24_000)
+    got = [samples.feed(pcm(np.concatenate((quiet, loud, quiet[:4_800], loud, quiet))))]
+    got.append(samples.end())
+    audio = np.concatenate(got)
+    assert np.flatnonzero(audio)[0] == 480  # 20 ms
+    assert len(audio) == 480 + 2_400 + 4_800 + 2_400 + 2_880  # and 120 ms
+    with pytest.raises(EndpointFailed, match="is a file"):
+        Samples(24_000).feed(b"OggS....")
+
+
+# ---------------------------------------------------------------------- one line of YAML each
+
+
+def test_a_part_is_one_line_of_the_recipe(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(loading, "missing", lambda *_: ())
+    for name in ("VoiceActivity", "EndOfTurn"):
+        monkeypatch.setattr(loading, name, lambda *files: files)
+    for name in ("Recognizer", "Synthesizer", "Language"):
+        monkeypatch.setattr(loading, name, lambda *_, **__: pytest.fail("an embedded part was loaded"))
+    line = {"url": "http://127.0.0.1:1/v1", "model": "m"}
+    options = {
+        "recognizer": line | {"fall_back": False},
+        "language": line,
+        "synthesizer": line | {"fall_back": False},
+    }
+    made = load_parts(tmp_path, Config(model="voice", options=options).options_as(VoiceOptions))
+    assert (made.recognize, made.say, made.skills) == (None, None, False)
+    assert made.language.calls_tools
+    made.close()
+    options["language"] = line | {"key_env": "NO_SUCH_KEY"}
+    with pytest.raises(ConfigError, match="NO_SUCH_KEY, which is not set"):
+        load_parts(tmp_path, Config(model="voice", options=options).options_as(VoiceOptions))
+    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None if name == "httpx" else name)
+    with pytest.raises(BackendUnavailable, match=r"realtime-omni\[endpoints\]"):
+        load_parts(tmp_path, Config(model="voice", options=options).options_as(VoiceOptions))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"url": "ftp://x/v1"}, "no http"),
+        ({"url": "localhost:8080"}, "no http"),
+        ({"url": "http://me:secret@x/v1"}, "has a user"),
+        ({"url": "http://x/v1?key=1"}, "a query"),
+        ({"key": "sk"}, "unknown field"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"key_env": "a b"}, "key_env"),
+    ],
+)
+def test_a_wrong_line_is_refused_by_name(settings, words):
+    options = {"language": {"url": "http://x/v1", "model": "m"} | settings}
+    with pytest.raises(ConfigError, match=words):
+        Config(model="voice", options=options).options_as(VoiceOptions)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(options, VoiceOptions)
+
+
+def test_frames_are_not_held_up_by_an_endpoint(stub, web):
+    """A tick looks and goes on: a call with a dead slow endpoint hears and is silent, frame by frame."""
+
+    async def silent(request, send):
+        await stub.loop.create_future()
+
+    stub.answers |= {CHAT: silent, WORDS: silent}
+    language = chat(web, stub, patient=False)
+    recognizer = RemoteRecognizer(web, RecognizerEndpoint(url=stub.url, model="w"))
+    talk = Talk(EmbeddedVoice(parts(skills=False, language=language, recognizer=recognizer), threads=1))
+    talk.hear(hum(0.1, 800))
+    talk.tell(Respond("x"))
+    talk.wait(100 * FRAME_MS)
+    assert not talk.of(OutputText)
+    talk.tell(Cancel())
