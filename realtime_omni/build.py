@@ -19,11 +19,12 @@ from realtime_omni.engine.runner import ModelRunner
 from realtime_omni.errors import ConfigError, ErrorCode
 from realtime_omni.kv.capacity import CapacityPlan, KVSpec, plan_capacity
 from realtime_omni.kv.manager import KVBook
+from realtime_omni.models.base import RankedModel
 from realtime_omni.session.session import RequestIdFactory
 
 if TYPE_CHECKING:
     from realtime_omni.config import Config
-    from realtime_omni.models.base import ModelSpec, WorldModel
+    from realtime_omni.models.base import ModelSpec, Ranks, WorldModel
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -70,18 +71,36 @@ def kv_spec(config: Config, spec: ModelSpec) -> KVSpec:
     )
 
 
-def kv_plan(config: Config, spec: ModelSpec) -> CapacityPlan:
+def ranks_of(config: Config, model: WorldModel) -> Ranks | None:
+    """The other processes of a model, as the recipe wants them. Raises ConfigError when the model has no such thing."""
+    ranks = model.ranks if isinstance(model, RankedModel) else None
+    found = 1 if ranks is None else ranks.count
+    if config.parallel.ranks != found:
+        raise ConfigError(
+            f"model {model.spec.name!r} computes on {found} device(s), not on {config.parallel.ranks}",
+            code=ErrorCode.UNSUPPORTED,
+            path="parallel",
+        )
+    return ranks
+
+
+def kv_plan(config: Config, spec: ModelSpec, ranks: Ranks | None = None) -> CapacityPlan:
     """How many sessions fit. Raises ConfigError with the numbers when not even one does."""
     geometry = kv_spec(config, spec)
     try:
         return plan_capacity(
             geometry,
-            available_bytes=available_bytes(config.device),
+            available_bytes=_available_to_rank(config, ranks),
             fraction=config.kv.memory_fraction,
             budget_bytes=config.kv.memory_bytes,
         )
     except ValueError as error:
         raise ConfigError(str(error), code=ErrorCode.CAPACITY, path="kv") from error
+
+
+def _available_to_rank(config: Config, ranks: Ranks | None) -> int:
+    free = None if ranks is None else ranks.available_bytes()
+    return available_bytes(config.device) // config.parallel.ranks if free is None else free
 
 
 def available_bytes(device: str) -> int:
@@ -108,7 +127,8 @@ def build_runner(config: Config, model: WorldModel) -> ModelRunner:
     from realtime_omni.kv.attention import open_backend
     from realtime_omni.kv.storage import KVStorage
 
-    plan = kv_plan(config, model.spec)
+    ranks = ranks_of(config, model)
+    plan = kv_plan(config, model.spec, ranks)
     book = KVBook.from_plan(plan)
     storage = KVStorage(plan.spec, plan.total_pages, device=config.device, dtype=getattr(torch, config.dtype))
     synchronize: Callable[[], None] | None = None
@@ -117,13 +137,11 @@ def build_runner(config: Config, model: WorldModel) -> ModelRunner:
         def synchronize() -> None:
             torch.cuda.synchronize(torch.device(config.device))
 
-    return ModelRunner(
-        model,
-        book,
-        storage,
-        open_backend(device=config.device, keep_gathered=config.kv.keep_gathered, fp8=config.kv.fp8_attention),
-        synchronize=synchronize,
-    )
+    kv = config.kv
+    backend = open_backend(device=config.device, keep_gathered=kv.keep_gathered, fp8=kv.fp8_attention)
+    if ranks is not None:
+        backend = ranks.allocate(plan, backend, keep_gathered=kv.keep_gathered, fp8=kv.fp8_attention)
+    return ModelRunner(model, book, storage, backend, synchronize=synchronize, ranks=ranks)
 
 
 def build_engine(
@@ -145,8 +163,13 @@ def build_engine(
         from realtime_omni.models import catalog
 
         loaded = model if model is not None else catalog.build(config)
-        check_serial(config, loaded.spec)
-        runner = build_runner(config, loaded)
+        try:
+            check_serial(config, loaded.spec)
+            runner = build_runner(config, loaded)
+        except BaseException:
+            if isinstance(loaded, RankedModel) and loaded.ranks is not None:
+                loaded.ranks.close()
+            raise
         settings = engine_settings(config, loaded.spec, runner.book.capacity)
         consumer = runner
     else:

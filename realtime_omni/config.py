@@ -28,7 +28,7 @@ STALLED_INPUT_ENV = "REALTIME_OMNI_STALLED_INPUT_S"
 STALLED_INPUT_DEFAULT_S = 600.0
 # Names of the per-stage layout that older serving stacks use; nothing in it maps to a field here one to one.
 _LEGACY_FIELDS = frozenset({"stage_args", "stages"})
-_LAYOUT = "the layout is model, device, dtype and the sections kv, engine, session, server, options, deploy"
+_LAYOUT = "the layout is model, device, dtype and the sections kv, engine, session, server, options, parallel, deploy"
 _OWNED_ELSEWHERE = frozenset({"options", "deploy"})
 
 _log = logging.getLogger(__name__)
@@ -95,6 +95,21 @@ class EngineSection(Section, frozen=True, kw_only=True):
     replicas: Annotated[int, Meta(ge=1, le=1024)] = 1
 
 
+class ParallelSection(Section, frozen=True, kw_only=True):
+    """One model over several devices of one host: ``sp * tp`` of them, from ``device`` on."""
+
+    sp: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Ranks that share a block's tokens, and its heads in attention (Ulysses)."""
+    tp: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Ranks that share the heads and the MLP of every matrix."""
+    timeout_s: Seconds = 120.0
+    """Bound of every exchange; compiling on one rank while others wait counts."""
+
+    @property
+    def ranks(self) -> int:
+        return self.sp * self.tp
+
+
 class SessionSection(Section, frozen=True, kw_only=True):
     """What every session gets. A null field is the model's own choice."""
 
@@ -132,6 +147,7 @@ class Config(Section, frozen=True, kw_only=True):
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
     kv: KVSection = KVSection()
     engine: EngineSection = EngineSection()
+    parallel: ParallelSection = ParallelSection()
     session: SessionSection = SessionSection()
     server: ServerSection = ServerSection()
     options: dict[str, object] = {}

@@ -180,6 +180,10 @@ class GenerateConsumer:
     def oldest(self, idle: Collection[str]) -> str | None:
         return next((s for s in self._order if s in idle), None)
 
+    @property
+    def fault(self) -> None:
+        return None
+
     def is_sticky(self, error: BaseException) -> bool:
         return True  # whatever the foreign worker held for the tick, it gave up
 

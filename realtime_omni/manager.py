@@ -274,6 +274,8 @@ class SessionManager:
             return Health(False, "the engine is not running")
         if pulse.progress_age_s > STUCK_AFTER_S:
             return Health(False, f"no progress for {pulse.progress_age_s:.0f} s")
+        if (fault := self._engine.consumer.fault) is not None:
+            return Health(False, f"{fault}; start the server again")
         used, total = self._engine.consumer.pages()
         if not len(self._engine.registry) and used:
             return Health(False, f"{used} of {total} pages are held by no session")

@@ -97,6 +97,11 @@ class TickConsumer(Protocol):
     def spec(self) -> ModelSpec: ...
 
     @property
+    def fault(self) -> str | None:
+        """Why nothing can be computed until the server starts again, or None. Safe to ask from any thread."""
+        ...
+
+    @property
     def abortable(self) -> bool:
         """A row that is dropped leaves its session as it was. If not, dropping a row without ending its session fails it."""
         ...

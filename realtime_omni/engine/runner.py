@@ -17,13 +17,14 @@ from realtime_omni.engine.accounting import Census, MemoryBytes, Storages, stora
 from realtime_omni.engine.batch import BatchRun
 from realtime_omni.engine.capture import Moment, check_parts, put_together, take_apart
 from realtime_omni.engine.consumer import Done, PlannedRow, Release
-from realtime_omni.errors import CapacityError, ErrorCode, TickError
+from realtime_omni.errors import BackendUnavailable, CapacityError, ErrorCode, StateError, TickError
 from realtime_omni.kv.attention import AttentionBackend
 from realtime_omni.kv.manager import KVBook
 from realtime_omni.kv.storage import KVStorage
 from realtime_omni.models.base import (
     ControlReducer,
     ModelSpec,
+    Ranks,
     SessionSetup,
     WorldModel,
 )
@@ -77,8 +78,10 @@ class ModelRunner:
         backend: AttentionBackend,
         *,
         synchronize: Callable[[], None] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """``synchronize`` waits for the device inside the protected scope of a tick, so that its failures are that tick's."""
+        """``synchronize`` waits for the device inside the protected scope of a tick, so that its failures are that tick's.
+        ``ranks``: the other processes of the model, which end with the runner."""
         if model.spec.continuous and model.spec.kv.num_layers:
             raise ValueError(f"{model.spec.name!r} keeps a history, so its rows cannot join a step that runs")
         self.model = model
@@ -87,6 +90,7 @@ class ModelRunner:
         self.backend = backend
         self.faults: FaultHook = no_faults
         self._synchronize = synchronize
+        self._ranks = ranks
         self._residents: dict[SessionId, _Resident] = {}
         self._total_pages = book.statistics().total_pages - 1  # the null page is nobody's
         self._census = Census()
@@ -99,6 +103,10 @@ class ModelRunner:
     @property
     def abortable(self) -> bool:
         return True
+
+    @property
+    def fault(self) -> str | None:
+        return None if self._ranks is None else self._ranks.fault
 
     @property
     def rewind_blocks(self) -> int:
@@ -173,6 +181,8 @@ class ModelRunner:
         return tuple(i for i, m in moments if self.book.can_rewind(session_id, completed - m.frames))
 
     def identity(self) -> IdentityRecord:
+        if self._ranks is not None:
+            raise StateError("sessions of a model on several devices cannot be saved", code=ErrorCode.UNSUPPORTED)
         return IdentityRecord(
             model=self.spec.name,
             fingerprint=self.model.fingerprint(),
@@ -181,17 +191,20 @@ class ModelRunner:
         )
 
     def capture(self, session_id: SessionId) -> tuple[WorkerRecord, Mapping[str, Tensor]]:
+        self.identity()
         resident = self._residents[session_id]
         present = Moment(resident.state, self.book.completed_frames(session_id))
         return take_apart(session_id, (*resident.moments.values(), present), self.model, self.book, self.storage)
 
     def check_saved(self, record: WorkerRecord, tensors: Mapping[str, Tensor]) -> None:
+        self.identity()
         moments = check_parts(record, tensors, self.model, self.storage).moments
         self.model.close(moments[-1].state)
         for moment in moments:
             self._checked(moment.storages)
 
     def adopt(self, setup: SessionSetup, record: WorkerRecord, tensors: Mapping[str, Tensor], chunk_index: int) -> None:
+        self.identity()
         parts = check_parts(record, tensors, self.model, self.storage)
         *past, present = parts.moments
         try:
@@ -217,7 +230,7 @@ class ModelRunner:
         return self.book.oldest(idle)
 
     def is_sticky(self, error: BaseException) -> bool:
-        return "CUDA error" in str(error) or "device-side assert" in str(error)
+        return isinstance(error, BackendUnavailable) or "CUDA error" in str(error) or "device-side assert" in str(error)
 
     def pages(self) -> tuple[int, int]:
         """Constant time, and safe to call from other threads: a full count would walk tables that a tick changes."""
@@ -286,6 +299,8 @@ class ModelRunner:
                 self._drop(session_id)
             except Exception:
                 log.exception("cleanup failed at the end session_id=%s", session_id)
+        if self._ranks is not None:
+            self._ranks.close()
 
     def resident(self, session_id: SessionId) -> _Resident:
         return self._residents[session_id]
@@ -295,6 +310,8 @@ class ModelRunner:
             self._synchronize()
 
     def _begin(self, setup: SessionSetup) -> _Resident:
+        if (fault := self.fault) is not None:
+            raise BackendUnavailable(f"{fault}; the server must be started again")
         state = self.model.open(setup)
         try:
             return _Resident(state, setup.seed, self.model.needs_prefill(state), self.measured(state))

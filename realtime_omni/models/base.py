@@ -24,7 +24,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from realtime_omni.kv.capacity import KVSpec
+from realtime_omni.kv.capacity import CapacityPlan, KVSpec
 from realtime_omni.session.controls import ControlReducer, LatestWinsReducer, PreparedControls
 from realtime_omni.session.journal import Origin
 from realtime_omni.session.values import (
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import torch
 
     from realtime_omni.duplex.spec import DuplexSpec
+    from realtime_omni.kv.attention.plan import AttentionBackend
     from realtime_omni.models.policy import PolicySpec
     from realtime_omni.session.signals import Signal
 
@@ -305,6 +306,39 @@ class WorldModel(Protocol):
         ...
 
 
+class Ranks(Protocol):
+    """The other processes of a model that computes on several devices. Each has pages of the same numbers as the engine's,
+    with other heads (``KVSpec.num_kv_heads`` are those of one rank); the engine's book is the only one."""
+
+    def available_bytes(self) -> int | None:
+        """Free memory of the rank that has least. None: all ranks share the host's."""
+        ...
+
+    def allocate(
+        self, plan: CapacityPlan, backend: AttentionBackend, *, keep_gathered: bool | None, fp8: bool
+    ) -> AttentionBackend:
+        """Make pools on every other rank; returns the back-end whose plans reach them. Raises BackendUnavailable."""
+        ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def fault(self) -> str | None:
+        """Why nothing can be computed any more. Safe to ask from any thread."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class RankedModel(Protocol):
+    """A world model that can be spread over ranks; ``ranks`` is None when it is not."""
+
+    @property
+    def ranks(self) -> Ranks | None: ...
+
+
 __all__ = [
     "BlockAttention",
     "Checkpoint",
@@ -314,6 +348,8 @@ __all__ = [
     "ModelSpec",
     "PackedState",
     "PreparedControls",
+    "RankedModel",
+    "Ranks",
     "RowError",
     "RowOutput",
     "SessionSetup",

@@ -9,22 +9,24 @@ two published forms disagree about is an option each, with no hidden default in 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import torch
 from msgspec import Meta
 
+from realtime_omni.config import Config
 from realtime_omni.errors import ConfigError
 from realtime_omni.models.common.wan.checkpoint import Progress, Stored, fingerprint, head_size, part_of, root_of
+from realtime_omni.models.common.wan.ranks import RankedNetwork, WanReplica
+from realtime_omni.models.common.wan.sharded import ShardedTransformer, check_grid
 from realtime_omni.models.common.wan.text import UMT5
 from realtime_omni.models.common.wan.transformer import PATCH, WanConfig, WanTransformer
 from realtime_omni.models.common.wan.vae import WanVAE
 from realtime_omni.models.common.wan.weights import load_transformer
 from realtime_omni.models.lingbot.model import LingBot, Settings
-
-if TYPE_CHECKING:
-    from realtime_omni.config import Config
+from realtime_omni.parallel.mesh import Grid, Mesh
+from realtime_omni.parallel.team import Team
 
 Side = Annotated[int, Meta(ge=16, le=4096, multiple_of=16)]
 Frames = Annotated[int, Meta(ge=1, le=1024)]
@@ -76,20 +78,12 @@ def load(config: Config) -> LingBot:
     """Raises ConfigError, naming the option, the file or the tensors that do not fit."""
     options = config.options_as(Options)
     root = root_of(options.checkpoint)
-    folder = next((root / name for name in ("transformer", "transformers") if (root / name).is_dir()), root)
+    folder = _folder(root)
     dtype = getattr(torch, config.dtype)
-    shape = dimensions(folder, options.head_dim)
-    if options.fp8 and (shape.width % 16 or shape.mlp_width % 16):
-        raise ConfigError(f"widths of {shape.width} and {shape.mlp_width} have no 8-bit kernel", path="options.fp8")
-    with torch.device("meta"):
-        network = WanTransformer(shape)
-    heavy = network.heavy_matrices() if options.fp8 else ()
-    load_transformer(network, folder, dtype=dtype, device=config.device, progress=Progress("weights"), fp8=heavy)
+    network = _local(config, options, folder) if config.parallel.ranks == 1 else _ranked(config, options, folder)
     vae = WanVAE.load(part_of(root, options.vae, "vae"), dtype=dtype, device=config.device) if options.pixels else None
     texts = root if options.text is None else Path(options.text).expanduser()
     text = UMT5(texts, dtype=dtype, device=config.device)
-    if options.compile:
-        network.compile_layers()
     return LingBot(
         network,
         text,
@@ -98,6 +92,83 @@ def load(config: Config) -> LingBot:
         device=config.device,
         fingerprint=fingerprint(folder, repr(options.settings()), config.dtype, *(["fp8"] if options.fp8 else [])),
     )
+
+
+def _folder(root: Path) -> Path:
+    """Of the network."""
+    return next((root / name for name in ("transformer", "transformers") if (root / name).is_dir()), root)
+
+
+def _local(config: Config, options: Options, folder: Path) -> WanTransformer:
+    shape = _shape(options, folder)
+    with torch.device("meta"):
+        network = WanTransformer(shape)
+    _fill(network, config, options, folder, Grid())
+    if options.compile:
+        network.compile_layers()
+    return network
+
+
+def _ranked(config: Config, options: Options, folder: Path) -> RankedNetwork:
+    """Every rank reads its own share, at the same time."""
+    grid = Grid(0, config.parallel.sp, config.parallel.tp)
+    tokens = options.height // 16 * (options.width // 16) * options.frames_per_block
+    check_grid(_shape(options, folder), tokens, grid)
+    team = Team(
+        grid,
+        device=config.device,
+        replica=f"{__name__}:replica",
+        arguments=msgspec.msgpack.encode(config),
+        timeout_s=config.parallel.timeout_s,
+        threads=config.engine.threads,
+    )
+    try:
+        return RankedNetwork(_shared(config, options, folder, team.mesh), team, compile_layers=options.compile)
+    except BaseException:
+        team.close()
+        raise
+
+
+def replica(mesh: Mesh, arguments: bytes) -> WanReplica:
+    """What a rank other than 0 builds from the configuration."""
+    config = msgspec.msgpack.decode(arguments, type=Config)
+    options = config.options_as(Options)
+    folder = _folder(root_of(options.checkpoint))
+    return WanReplica(_shared(config, options, folder, mesh), compile_layers=options.compile)
+
+
+def _shared(config: Config, options: Options, folder: Path, mesh: Mesh) -> ShardedTransformer:
+    with torch.device("meta"):
+        network = ShardedTransformer(_shape(options, folder), mesh)
+    _fill(network, config, options, folder, mesh.grid, device=mesh.device)
+    return network
+
+
+def _fill(
+    network: WanTransformer,
+    config: Config,
+    options: Options,
+    folder: Path,
+    grid: Grid,
+    *,
+    device: torch.device | None = None,
+) -> None:
+    load_transformer(
+        network,
+        folder,
+        dtype=getattr(torch, config.dtype),
+        device=config.device if device is None else device,
+        progress=Progress("weights") if grid.rank == 0 else None,
+        fp8=network.heavy_matrices() if options.fp8 else (),
+        grid=grid,
+    )
+
+
+def _shape(options: Options, folder: Path) -> WanConfig:
+    shape = dimensions(folder, options.head_dim)
+    if options.fp8 and (shape.width % 16 or shape.mlp_width % 16):
+        raise ConfigError(f"widths of {shape.width} and {shape.mlp_width} have no 8-bit kernel", path="options.fp8")
+    return shape
 
 
 def dimensions(folder: Path, head_dim: int | None = None) -> WanConfig:

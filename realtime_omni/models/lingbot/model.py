@@ -35,9 +35,11 @@ from realtime_omni.models.base import (
     StepBatch,
     StepRow,
 )
-from realtime_omni.models.common.conditioning import Conditioning, Parts, stacked
+from realtime_omni.models.common.conditioning import Conditioning, Parts
 from realtime_omni.models.common.noise import block_noise
 from realtime_omni.models.common.wan import sampler
+from realtime_omni.models.common.wan.network import LocalNetwork, Network
+from realtime_omni.models.common.wan.ranks import RankedNetwork
 from realtime_omni.models.common.wan.text import TOKENS, TextEncoder
 from realtime_omni.models.common.wan.transformer import KeysValues, WanTransformer
 from realtime_omni.models.common.wan.vae import TIME_STRIDE, CodecState, ImageCondition, WanVAE
@@ -97,7 +99,7 @@ class LingBot:
 
     def __init__(
         self,
-        network: WanTransformer,
+        network: WanTransformer | RankedNetwork,
         text: TextEncoder,
         settings: Settings,
         *,
@@ -106,14 +108,17 @@ class LingBot:
         device: torch.device | str = "cpu",
         fingerprint: str = "",
     ) -> None:
-        self.network = network.eval().requires_grad_(False)
+        self.ranks = network if isinstance(network, RankedNetwork) else None
+        self.network = (network.transformer if isinstance(network, RankedNetwork) else network).eval()
+        self.network.requires_grad_(False)
+        self._passes: Network = self.ranks or LocalNetwork(self.network)
         self.settings = settings
         self._text = text
         self._vae = vae
         self._device = torch.device(device)
-        self._dtype = network.patches.weight.dtype
+        self._dtype = self.network.patches.weight.dtype
         self._levels = sampler.levels(settings.labels, settings.shift, table=settings.table)
-        self._visual = VisualShapes.of(vae, settings.height, settings.width, network.config.out_channels)
+        self._visual = VisualShapes.of(vae, settings.height, settings.width, self.network.config.out_channels)
         self._fingerprint = fingerprint
         self._spec = self._describe(name)
 
@@ -241,7 +246,7 @@ class LingBot:
 
         def encode() -> Parts:
             features = self._text.encode(prompt).to(device=self._device, dtype=self._dtype)
-            return {TEXT: [(k[0], v[0]) for k, v in self.network.text_cache(features[None])]}
+            return {TEXT: self._passes.text(features)}
 
         return known.capture(PROMPTED, prompt, encode)
 
@@ -272,7 +277,7 @@ class LingBot:
     def _camera_cache(self, cameras: Sequence[Tensor]) -> tuple[KeysValues, ...] | None:
         if not self.network.config.camera_channels or not cameras:
             return None
-        return self.network.camera_cache(torch.stack(list(cameras)))
+        return self._passes.camera(torch.stack(list(cameras)))
 
     def _pass(
         self,
@@ -287,18 +292,16 @@ class LingBot:
         commit: bool,
     ) -> Tensor:
         """The flow [B, F, C, h, w] of the active rows."""
-        attention = batch.attention()
-        latents = torch.stack([torch.cat((x[r], conditions[r][0]), dim=1) for r in active])
-        first = torch.tensor([batch.rows[r].frame_index for r in active], device=self._device)[:, None]
-        flow: Tensor = self.network(
-            latents,
-            torch.full((len(active),), timestep, device=self._device),
-            first + torch.arange(self.settings.frames_per_block, device=self._device),
-            stacked([texts[r].branches[PROMPTED][TEXT] for r in active]),
-            lambda layer, q, k, v: attention.attend(layer, q, k, v, rows=active, commit=commit),
-            camera=camera,
+        return self._passes.flow(
+            torch.stack([torch.cat((x[r], conditions[r][0]), dim=1) for r in active]),
+            timestep,
+            [batch.rows[r].frame_index for r in active],
+            [texts[r].branches[PROMPTED][TEXT] for r in active],
+            camera,
+            batch.attention(),
+            rows=active,
+            commit=commit,
         )
-        return flow
 
     def _noise(self, row: StepRow, step: int) -> Tensor:
         return block_noise(row.seed, row.tick.chunk_index, step, self.latent_shape, device=self._device)
@@ -315,7 +318,7 @@ class LingBot:
             name=name,
             kv=KVSpec(
                 num_layers=config.layers,
-                num_kv_heads=config.heads,
+                num_kv_heads=self._passes.kv_heads,
                 head_dim=config.head_dim,
                 tokens_per_frame=self._visual.grid[0] * self._visual.grid[1] // 4,
                 frames_per_block=F,
@@ -339,6 +342,6 @@ class LingBot:
     def _state_bytes(self) -> int:
         """Of one session beside its pages: the text's keys and values, pictures and the codec's memories, latents."""
         config = self.network.config
-        text = 2 * config.layers * TOKENS * config.width * self._dtype.itemsize
+        text = 2 * config.layers * TOKENS * config.own_width * self._dtype.itemsize
         F, C, h, w = self.latent_shape
         return text + 4 * (C + MASK_CHANNELS) * h * w * (F + 1) + self._visual.nbytes

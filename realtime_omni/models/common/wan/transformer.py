@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -52,15 +53,28 @@ class WanConfig:
     frequencies: int = 256
     camera_channels: int = 0
     eps: float = 1e-6
+    shards: int = 1
+    """Networks that share the heads and the MLP; each has all of the rest."""
 
     def __post_init__(self) -> None:
         axis_channels(self.head_dim)
         if self.frequencies % 2:
             raise ValueError("frequencies must be even")
+        if self.heads % self.shards or self.mlp_width % self.shards:
+            raise ValueError(f"{self.heads} heads and an MLP of {self.mlp_width} cannot be shared by {self.shards}")
 
     @property
     def width(self) -> int:
         return self.heads * self.head_dim
+
+    @property
+    def own_heads(self) -> int:
+        return self.heads // self.shards
+
+    @property
+    def own_width(self) -> int:
+        """Of all own heads."""
+        return self.own_heads * self.head_dim
 
 
 def timestep_features(t: Tensor, width: int) -> Tensor:
@@ -79,11 +93,11 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: WanConfig) -> None:
         super().__init__()
-        self.heads = config.heads
-        self.qkv = nn.Linear(config.width, 3 * config.width)
-        self.q_norm = nn.RMSNorm(config.width, eps=config.eps)
-        self.k_norm = nn.RMSNorm(config.width, eps=config.eps)
-        self.out = nn.Linear(config.width, config.width)
+        self.heads = config.own_heads
+        self.qkv = nn.Linear(config.width, 3 * config.own_width)
+        self.q_norm = nn.RMSNorm(config.own_width, eps=config.eps)
+        self.k_norm = nn.RMSNorm(config.own_width, eps=config.eps)
+        self.out = nn.Linear(config.own_width, config.width)
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v [B, T, heads, head_dim], q and k rotated."""
@@ -101,12 +115,12 @@ class CrossAttention(nn.Module):
 
     def __init__(self, config: WanConfig) -> None:
         super().__init__()
-        self.heads = config.heads
-        self.q = nn.Linear(config.width, config.width)
-        self.kv = nn.Linear(config.width, 2 * config.width)
-        self.q_norm = nn.RMSNorm(config.width, eps=config.eps)
-        self.k_norm = nn.RMSNorm(config.width, eps=config.eps)
-        self.out = nn.Linear(config.width, config.width)
+        self.heads = config.own_heads
+        self.q = nn.Linear(config.width, config.own_width)
+        self.kv = nn.Linear(config.width, 2 * config.own_width)
+        self.q_norm = nn.RMSNorm(config.own_width, eps=config.eps)
+        self.k_norm = nn.RMSNorm(config.own_width, eps=config.eps)
+        self.out = nn.Linear(config.own_width, config.width)
 
     def cache(self, text: Tensor) -> KeysValues:
         """Keys and values [B, L, heads, head_dim] of text [B, L, D]."""
@@ -150,14 +164,16 @@ class WanLayer(nn.Module):
         self.camera = CameraInjector(config.width) if config.camera_channels else None
         self.cross_norm = nn.LayerNorm(config.width, eps=config.eps)
         self.cross = CrossAttention(config)
-        self.up = nn.Linear(config.width, config.mlp_width)
-        self.down = nn.Linear(config.mlp_width, config.width)
+        self.up = nn.Linear(config.width, config.mlp_width // config.shards)
+        self.down = nn.Linear(config.mlp_width // config.shards, config.width)
 
     def before(self, x: Tensor, time: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v of tokens x [B, T, D]; time float32 [B, 6, D], the projected timestep."""
+        return self.attention.project(self.attention_input(x, time), cos, sin)
+
+    def attention_input(self, x: Tensor, time: Tensor) -> Tensor:
         shift, scale = (self.modulation.float() + time)[:, :2, None].unbind(1)
-        h = (_norm(x, self.eps) * (1 + scale) + shift).to(x.dtype)
-        return self.attention.project(h, cos, sin)
+        return (_norm(x, self.eps) * (1 + scale) + shift).to(x.dtype)
 
     def after(
         self,
@@ -183,22 +199,44 @@ class WanLayer(nn.Module):
         camera_shift: Tensor | None = None,
     ) -> Tensor:
         """:meth:`after` without its last part, the MLP."""
-        gate = (self.modulation.float() + time)[:, 2, None]
-        x = (x.float() + self.attention.out(seen.flatten(-2)) * gate).to(x.dtype)
-        if camera_scale is not None and camera_shift is not None:
-            x = (1 + camera_scale) * x + camera_shift
-        crossed: Tensor = x + self.cross(self._cross_normed(x), keys, values)
+        x = self.attended(x, self.attention.out(seen.flatten(-2)), time, camera_scale, camera_shift)
+        crossed: Tensor = x + self.cross(self.cross_input(x), keys, values)
         return crossed
 
     def widened(self, x: Tensor, time: Tensor) -> Tensor:
         """The MLP behind its norm, [B, T, D]."""
-        shift, scale, gate = (self.modulation.float() + time)[:, 3:, None].unbind(1)
-        h = (_norm(x, self.eps) * (1 + scale) + shift).to(x.dtype)
-        widened = self.down(functional.gelu(self.up(h), approximate="tanh"))
-        grown: Tensor = (x.float() + widened.float() * gate).to(x.dtype)
-        return grown
+        return self.grown(x, self.mlp(self.mlp_input(x, time)), time)
 
-    def _cross_normed(self, x: Tensor) -> Tensor:
+    def attended(
+        self, x: Tensor, mixed: Tensor, time: Tensor, camera_scale: Tensor | None, camera_shift: Tensor | None
+    ) -> Tensor:
+        """Self-attention's part added, then the camera."""
+        x = (x.float() + mixed * (self.modulation.float() + time)[:, 2, None]).to(x.dtype)
+        if camera_scale is not None and camera_shift is not None:
+            x = (1 + camera_scale) * x + camera_shift
+        return x
+
+    def mlp_input(self, x: Tensor, time: Tensor) -> Tensor:
+        shift, scale = (self.modulation.float() + time)[:, 3:5, None].unbind(1)
+        return (_norm(x, self.eps) * (1 + scale) + shift).to(x.dtype)
+
+    def mlp(self, h: Tensor) -> Tensor:
+        widened: Tensor = self.down(functional.gelu(self.up(h), approximate="tanh"))
+        return widened
+
+    def grown(self, x: Tensor, widened: Tensor, time: Tensor) -> Tensor:
+        """The MLP's part added."""
+        return (x.float() + widened.float() * (self.modulation.float() + time)[:, 5, None]).to(x.dtype)
+
+    parts: ClassVar[tuple[str, ...]] = ("before", "after")
+    """Methods that are one graph each."""
+
+    def compile_parts(self, *, dynamic: bool | None) -> None:
+        for part in self.parts:
+            plain = getattr(type(self), part).__get__(self)
+            setattr(self, part, torch.compile(plain, fullgraph=True, dynamic=dynamic))
+
+    def cross_input(self, x: Tensor) -> Tensor:
         weight, bias = self.cross_norm.weight.float(), self.cross_norm.bias.float()
         return functional.layer_norm(x.float(), x.shape[-1:], weight, bias, self.eps).to(x.dtype)
 
@@ -220,9 +258,26 @@ class WanTransformer(nn.Module):
             self.camera_patches = nn.Linear(config.camera_channels * PATCH * PATCH, width)
             self.camera_first = nn.Linear(width, width)
             self.camera_second = nn.Linear(width, width)
-        self.layers = nn.ModuleList(WanLayer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(self._new_layer() for _ in range(config.layers))
         self.head_modulation = nn.Parameter(torch.zeros(2, width))
         self.head = nn.Linear(width, config.out_channels * PATCH * PATCH)
+
+    def _new_layer(self) -> WanLayer:
+        return WanLayer(self.config)
+
+    # All tokens, where the network is whole; a network of which there are several computes some.
+
+    def own_tokens(self, x: Tensor) -> Tensor:
+        """Of [B, T, ..], the tokens that this network computes."""
+        return x
+
+    def attention_tokens(self, x: Tensor) -> Tensor:
+        """Of [B, T, ..], those that it makes queries of."""
+        return x
+
+    def all_tokens(self, x: Tensor) -> Tensor:
+        """[B, T, ..] from its own."""
+        return x
 
     def text_cache(self, text: Tensor) -> tuple[KeysValues, ...]:
         """Keys and values of every layer for encoded text [B, L, text_width]."""
@@ -230,8 +285,8 @@ class WanTransformer(nn.Module):
         return tuple(layer.cross.cache(projected) for layer in self._layers)
 
     def camera_features(self, camera: Tensor) -> Tensor:
-        """Features [B, T, D] of a block's camera input [B, F, camera_channels, H, W]."""
-        embedded = self.camera_patches(patchify(camera).to(self.camera_patches.weight.dtype))
+        """Features [B, own tokens, D] of a block's camera input [B, F, camera_channels, H, W]."""
+        embedded = self.camera_patches(self.own_tokens(patchify(camera)).to(self.camera_patches.weight.dtype))
         mixed: Tensor = embedded + self.camera_second(functional.silu(self.camera_first(embedded)))
         return mixed
 
@@ -258,7 +313,8 @@ class WanTransformer(nn.Module):
         x, time = self.trunk(latents, t, frames, text, attend, camera=camera)
         shift, scale = (self.head_modulation.float() + time[:, None])[:, :, None].unbind(1)
         h = _norm(x, self.config.eps) * (1 + scale) + shift
-        return unpatchify(self.head(h.to(x.dtype)).float(), grid, self.config.out_channels)
+        flow = self.all_tokens(self.head(h.to(x.dtype)).float())
+        return unpatchify(flow, grid, self.config.out_channels)
 
     def trunk(
         self,
@@ -270,12 +326,12 @@ class WanTransformer(nn.Module):
         *,
         camera: Sequence[KeysValues] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Tokens after the last layer [B, T, D] and the embedded timestep, float32 [B, D]. For a clean pass, whose only
+        """Own tokens after the last layer [B, T, D] and the embedded timestep, float32 [B, D]. For a clean pass, whose only
         purpose is what ``attend`` is given, this is all that is needed."""
         dtype = self.patches.weight.dtype
-        x = self.patches(patchify(latents).to(dtype))
+        x = self.patches(self.own_tokens(patchify(latents)).to(dtype))
         rows, columns = latents.shape[-2] // PATCH, latents.shape[-1] // PATCH
-        cos, sin = rotary(frames, rows, columns, self.config.head_dim)
+        cos, sin = map(self.attention_tokens, rotary(frames, rows, columns, self.config.head_dim))
         time = self.time_out(functional.silu(self.time_in(timestep_features(t, self.config.frequencies).to(dtype))))
         projected = self.time_projection(functional.silu(time)).float().unflatten(-1, (6, -1))
         for index, layer in enumerate(self._layers):
@@ -294,9 +350,7 @@ class WanTransformer(nn.Module):
         ``dynamic``: as torch.compile's; None: a graph for any size from the second size on. What was compiled before is
         compiled anew, as after an exchange of matrices it must be."""
         for layer in self._layers:
-            for half in ("before", "after"):
-                plain = getattr(type(layer), half).__get__(layer)
-                setattr(layer, half, torch.compile(plain, fullgraph=True, dynamic=dynamic))
+            layer.compile_parts(dynamic=dynamic)
 
     @property
     def _layers(self) -> Sequence[WanLayer]:

@@ -21,7 +21,9 @@ from torch import nn
 
 from realtime_omni.errors import ConfigError
 from realtime_omni.models.common.fp8 import Fp8Linear
+from realtime_omni.models.common.wan.sharded import share_of, whole_shape
 from realtime_omni.models.common.weights import Names, match_names, refuse_quantised, shapes_in
+from realtime_omni.parallel.mesh import Grid
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are in place and the bytes in all."""
@@ -128,6 +130,9 @@ def parts_of(parameter: str, shape: Sequence[int]) -> tuple[Part, ...]:
     return (Part(parameter, shape[0]),)
 
 
+_WHOLE = Grid()
+
+
 def load_transformer(
     network: nn.Module,
     folder: Path,
@@ -136,8 +141,10 @@ def load_transformer(
     device: torch.device | str,
     progress: Progress | None = None,
     fp8: Collection[str] = (),
+    grid: Grid = _WHOLE,
 ) -> None:
-    """Fill a network that may stand on the ``meta`` device, tensor by tensor; nothing is held twice.
+    """Fill a network that may stand on the ``meta`` device, tensor by tensor; nothing is held twice, and of a network that is
+    a share (``grid``) only its part is read.
 
     ``fp8``: names of linear maps that are quantised as soon as their weight is there
     (:class:`~realtime_omni.models.common.fp8.Fp8Linear`).
@@ -147,7 +154,7 @@ def load_transformer(
     where, stored = _survey(shards(folder))
     names = layout_of(tuple(stored))
     wanted = {
-        part.name: (part.rows, *parameter.shape[1:])
+        part.name: whole_shape(part.name, (part.rows, *parameter.shape[1:]), grid.tensor_size)
         for name, parameter in network.named_parameters()
         for part in parts_of(name, parameter.shape)
     }
@@ -163,8 +170,13 @@ def load_transformer(
             filled = torch.empty(parameter.shape, dtype=dtype, device=device)
             start = 0
             for part in parts_of(name, parameter.shape):
-                source = files[where[found[part.name]]].get_tensor(found[part.name])
-                filled[start : start + part.rows].copy_(source.view(part.rows, *parameter.shape[1:]))
+                source = files[where[found[part.name]]].get_slice(found[part.name])
+                kept = share_of(part.name, wanted[part.name], grid)
+                own = filled[start : start + part.rows]
+                if kept is None:
+                    own.zero_()
+                else:
+                    own.copy_(source[kept].view(own.shape))
                 start += part.rows
             done += filled.nbytes
             path, _, leaf = name.rpartition(".")

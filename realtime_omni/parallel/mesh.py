@@ -1,0 +1,247 @@
+"""The ranks of one model as a grid, and the collectives between them.
+
+Owns process groups and the shapes of what is exchanged. Must not know models, sessions or who started the processes. Ranks
+are numbered ``sequence * tensor_size + tensor``; each owns the tokens of its number, in order. A *tensor* group shares
+matrices (its ranks hold some heads and some of the MLP each), a *sequence* group shares tokens of one set of matrices.
+
+Every collective is bounded by the groups' timeout. Shape legend: B rows, T tokens of a block, t of one rank, S and P the
+sizes of the sequence and the tensor group, H heads of a tensor rank, h = H / S.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore
+from torch.distributed.distributed_c10d import _abort_process_group
+
+# Their names since torch 2.13, which warns about the older ones.
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Where one rank stands."""
+
+    rank: int = 0
+    sequence_size: int = 1
+    tensor_size: int = 1
+
+    @property
+    def size(self) -> int:
+        return self.sequence_size * self.tensor_size
+
+    @property
+    def sequence(self) -> int:
+        return self.rank // self.tensor_size
+
+    @property
+    def tensor(self) -> int:
+        return self.rank % self.tensor_size
+
+    def own_tokens(self, x: Tensor, dim: int = 1) -> Tensor:
+        """This rank's tokens of all [.., T, ..]."""
+        return x.chunk(self.size, dim)[self.rank]
+
+    def group_tokens(self, x: Tensor, dim: int = 1) -> Tensor:
+        """Those of this rank's tensor group, whose ranks gather each other's."""
+        return x.chunk(self.sequence_size, dim)[self.sequence]
+
+
+class Meter:
+    """Time spent in collectives, on the device's clock; waiting for a rank that is late counts."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._host_ms = 0.0
+
+    @contextmanager
+    def span(self) -> Iterator[None]:
+        if self._device.type != "cuda":
+            began_s = time.perf_counter()
+            yield
+            self._host_ms += (time.perf_counter() - began_s) * 1000
+            return
+        before, after = (_event(timed=True) for _ in range(2))
+        before.record()
+        yield
+        after.record()
+        self._spans.append((before, after))
+
+    def take_ms(self) -> float:
+        """Since the last call. The device must be idle."""
+        spent = self._host_ms
+        for before, after in self._spans:
+            spent += before.elapsed_time(after)
+        self._spans, self._host_ms = [], 0.0
+        return spent
+
+
+class Mesh:
+    """The groups of this process. One for a process: torch keeps the groups in a global."""
+
+    def __init__(self, grid: Grid, device: torch.device, rendezvous: Path, timeout_s: float) -> None:
+        """Blocks until all ranks are here, at ``rendezvous``, a file in a private folder. Raises RuntimeError when they do not
+        come in time."""
+        self.grid = grid
+        self.device = device
+        self.meter: Meter | None = None
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        timeout = timedelta(seconds=timeout_s)
+        store = FileStore(str(rendezvous), grid.size)
+        dist.init_process_group(backend, store=store, rank=grid.rank, world_size=grid.size, timeout=timeout)
+        rows = [[s * grid.tensor_size + t for t in range(grid.tensor_size)] for s in range(grid.sequence_size)]
+        self._tensor = self._joined(rows, timeout)
+        self._sequence = self._joined([list(column) for column in zip(*rows, strict=True)], timeout)
+        for group in (None, self._tensor, self._sequence):  # communicators are made now, while all are known to be here
+            dist.all_reduce(torch.zeros(1, device=device), group=group)
+
+    def _joined(self, members: Sequence[Sequence[int]], timeout: timedelta) -> dist.ProcessGroup | None:
+        """Every rank makes all groups, in one order; its own is returned, None when that is everybody."""
+        if len(members) == 1:
+            return None
+        groups = [dist.new_group(list(ranks), timeout=timeout) for ranks in members]
+        (own,) = (group for ranks, group in zip(members, groups, strict=True) if self.grid.rank in ranks)
+        assert isinstance(own, dist.ProcessGroup)
+        return own
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """From rank 0 to all, into ``x``."""
+        with self._span():
+            dist.broadcast(x, 0)
+        return x
+
+    def to_heads(self, *sent: Tensor) -> tuple[Tensor, ...]:
+        """Each [S, B, t', h, d], what is for each rank of the sequence group, to [B, T, h, d]: all tokens of some heads."""
+        if self.grid.sequence_size == 1:
+            return tuple(x[0] for x in sent)
+        with self._span():
+            found = self._exchanged(sent)
+        return tuple(x.transpose(0, 1).flatten(1, 2) for x in found)
+
+    def to_tokens(self, x: Tensor) -> Tensor:
+        """[B, T, h, d] to [S, B, t', h, d]: the heads of each rank for some tokens."""
+        parts = _split(x, self.grid.sequence_size)
+        if self.grid.sequence_size == 1:
+            return parts
+        with self._span():
+            (received,) = self._exchanged((parts,))
+        return received
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """[B, t, D] of each rank of the tensor group to [B, P t, D]."""
+        return self._gathered(x, self.grid.tensor_size, self._tensor)
+
+    def everybody(self, x: Tensor) -> Tensor:
+        """[B, t, D] of every rank to [B, T, D]."""
+        return self._gathered(x, self.grid.size, None)
+
+    def _gathered(self, x: Tensor, count: int, group: dist.ProcessGroup | None) -> Tensor:
+        out = x.new_empty((count * x.shape[0], *x.shape[1:]))
+        with self._span():
+            _all_gather(out, x.contiguous(), group=group)
+        return out.view(count, *x.shape).transpose(0, 1).flatten(1, 2)
+
+    def summed_share(self, x: Tensor) -> Tensor:
+        """Partial sums [B, P t, D] of the tensor group to this rank's tokens of the sum, [B, t, D]."""
+        parts = _split(x, self.grid.tensor_size)
+        out = torch.empty_like(parts[0])
+        with self._span():
+            _reduce_scatter(out, parts.flatten(0, 1), group=self._tensor)
+        return out
+
+    def summed(self, x: Tensor) -> Tensor:
+        """Over the tensor group, in place."""
+        with self._span():
+            dist.all_reduce(x, group=self._tensor)
+        return x
+
+    def leave(self) -> None:
+        """End all groups at once; what waits in a collective anywhere is let go with an error."""
+        if dist.is_initialized():
+            _abort_process_group()
+
+    def _exchanged(self, sent: Sequence[Tensor]) -> list[Tensor]:
+        received = [torch.empty_like(x) for x in sent]
+        works = [
+            dist.all_to_all_single(to, x, group=self._sequence, async_op=True)
+            for to, x in zip(received, sent, strict=True)
+        ]
+        for work in works:
+            work.wait()
+        return received
+
+    def _span(self) -> _Span:
+        return _Span(self.meter)
+
+
+class _Span:
+    """A meter's span, or nothing: entered a thousand times a block."""
+
+    __slots__ = ("_inner",)
+
+    def __init__(self, meter: Meter | None) -> None:
+        self._inner = None if meter is None else meter.span()
+
+    def __enter__(self) -> None:
+        if self._inner is not None:
+            self._inner.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if self._inner is not None:
+            self._inner.__exit__(None, None, None)
+
+
+def by_rank(x: Tensor, ranks: int) -> Tensor:
+    """[B, t, H, d] to [S, B, t, h, d]: heads sorted by the rank that they go to."""
+    B, t, H, d = x.shape
+    return x.reshape(B, t, ranks, H // ranks, d).permute(2, 0, 1, 3, 4).contiguous()
+
+
+def by_token(x: Tensor) -> Tensor:
+    """What :meth:`Mesh.to_tokens` returns, [S, B, t, h, d], as [B, t, H d]."""
+    return x.permute(1, 2, 0, 3, 4).flatten(2)
+
+
+def _split(x: Tensor, ranks: int) -> Tensor:
+    """[B, T, ..] to [ranks, B, T / ranks, ..]."""
+    B, T, *rest = x.shape
+    return x.reshape(B, ranks, T // ranks, *rest).transpose(0, 1).contiguous()
+
+
+def _event(*, timed: bool = False) -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
+
+
+Watch = Callable[[], None]
+"""Raises when a rank is gone."""
+
+
+def marked() -> torch.cuda.Event:
+    """Where the device's work stands when it comes to what has been asked of it so far."""
+    event = _event()
+    event.record()
+    return event
+
+
+def finish(event: torch.cuda.Event, watch: Watch, timeout_s: float) -> None:
+    """Wait until the device has come to ``event``, as long as all ranks live. Raises TimeoutError, or what ``watch`` does.
+
+    A collective whose partner is gone does not end by itself, so nothing here waits for the device without an eye on them."""
+    began_s = time.monotonic()
+    while not event.query():  # type: ignore[no-untyped-call]
+        watch()
+        if time.monotonic() - began_s > timeout_s:
+            raise TimeoutError("the device did not finish a pass in time")
+        time.sleep(0.0005)

@@ -1,0 +1,212 @@
+"""The processes of a model's other ranks: started, spoken to, watched, ended.
+
+Owns the processes and their pipes. Must not know what is said: messages are bytes (never pickles). Rank 0 is the engine's
+process; it sends every message to all others in one order, so that their collectives meet. A team is whole or lost: an
+operation that fails anywhere has left the ranks at different places, so the others are ended, too, and stay so until the
+server starts again (:attr:`Team.lost` says why).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from realtime_omni.errors import BackendUnavailable
+from realtime_omni.parallel.mesh import Grid, Mesh
+
+log = logging.getLogger(__name__)
+
+# NVLink multicast (NVLS) hung on shared hosts; ranks are on one host, so nothing needs to listen elsewhere; and a
+# collective that fails must not take rank 0's process, which has sessions to answer, with it.
+_ENVIRONMENT = {
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+}
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """What a rank is told first. ``replica``: ``module:function`` that is called with the mesh and ``arguments``."""
+
+    rank: int
+    sequence_size: int
+    tensor_size: int
+    device: str
+    rendezvous: str
+    timeout_s: float
+    threads: int
+    replica: str
+    arguments: bytes
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What a rank says: an answer, or why it ends."""
+
+    body: bytes = b""
+    error: str | None = None
+
+
+def device_of(first: str, rank: int) -> torch.device:
+    """Of a rank, where rank 0's is ``first``: the following CUDA devices, or the CPU for all."""
+    device = torch.device(first)
+    return torch.device("cuda", (device.index or 0) + rank) if device.type == "cuda" else device
+
+
+class Team:
+    """Rank 0's side. Use from one thread; ``lost`` may be read from any."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        device: str,
+        replica: str,
+        arguments: bytes,
+        timeout_s: float,
+        threads: int = 1,
+    ) -> None:
+        """Starts the other ranks, which begin to build their part at once, and meets them.
+
+        Raises BackendUnavailable when one does not come, or when this process is rank 0 of another team."""
+        if dist.is_initialized():
+            raise BackendUnavailable("this process computes with other ranks already; one model of a server can")
+        self.size = grid.size
+        self.timeout_s = timeout_s
+        self._lost: str | None = None
+        self._folder = Path(tempfile.mkdtemp(prefix="realtime-omni-ranks-"))
+        self._pipes: list[Connection] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        rendezvous = self._folder / "rendezvous"
+        try:
+            for rank in range(1, grid.size):
+                self._start()
+                hello = Hello(
+                    rank=rank,
+                    sequence_size=grid.sequence_size,
+                    tensor_size=grid.tensor_size,
+                    device=str(device_of(device, rank)),
+                    rendezvous=str(rendezvous),
+                    timeout_s=timeout_s,
+                    threads=threads,
+                    replica=replica,
+                    arguments=arguments,
+                )
+                self._pipes[-1].send_bytes(msgspec.msgpack.encode(hello))
+            for pipe in self._pipes:
+                self._answer(pipe, bounded=False)  # its interpreter has started, which can take long
+            own = device_of(device, 0)
+            if own.type == "cuda":
+                torch.cuda.set_device(own)
+            self.mesh = Mesh(grid, own, rendezvous, timeout_s)
+        except Exception as error:
+            self._end("the ranks did not meet")
+            raise BackendUnavailable(f"the ranks of the model did not meet: {type(error).__name__}") from error
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "realtime_omni.parallel.worker", str(theirs.fileno())]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        environment.pop("TORCH_NCCL_ASYNC_ERROR_HANDLING", None)  # a rank without sessions may well be torn down
+        self._processes.append(
+            subprocess.Popen(  # noqa: S603 - this interpreter, and a number
+                command,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # an interrupt at the terminal is rank 0's to act on
+            )
+        )
+        theirs.close()
+        self._pipes.append(Connection(ours.detach()))
+
+    @property
+    def lost(self) -> str | None:
+        """Why the team cannot compute any more, or None. Sees a process that has ended without a message to it."""
+        if self._lost is None:
+            for rank, process in enumerate(self._processes, 1):
+                if process.poll() is not None:
+                    self._lost = f"rank {rank} of {self.size} has ended"
+                    break
+        return self._lost
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """Ids of the other ranks' processes."""
+        return tuple(process.pid for process in self._processes)
+
+    def watch(self) -> None:
+        """Raises BackendUnavailable when a rank is gone."""
+        if (reason := self.lost) is not None:
+            raise BackendUnavailable(f"{reason}; the server must be started again")
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """An operation of all ranks: it succeeds, or the team is lost and BackendUnavailable is raised."""
+        self.watch()
+        try:
+            yield
+        except Exception as error:
+            reason = self.lost or f"a pass over {self.size} ranks failed"
+            self._end(reason)
+            log.exception("the ranks are lost")
+            raise BackendUnavailable(f"{reason}; the server must be started again") from error
+
+    def tell(self, message: bytes) -> None:
+        """To every other rank, in order. Only within :meth:`together`."""
+        for pipe in self._pipes:
+            pipe.send_bytes(message)
+
+    def ask(self, message: bytes) -> list[bytes]:
+        """Their answers, by rank."""
+        with self.together():
+            self.tell(message)
+            return [self._answer(pipe) for pipe in self._pipes]
+
+    def wait_ready(self) -> None:
+        """Until every rank has built its part, as long as that takes. Raises BackendUnavailable when one cannot."""
+        with self.together():
+            for pipe in self._pipes:
+                self._answer(pipe, bounded=False)
+
+    def _answer(self, pipe: Connection, *, bounded: bool = True) -> bytes:
+        deadline_s = time.monotonic() + self.timeout_s
+        while not pipe.poll(0.05):
+            self.watch()
+            if bounded and time.monotonic() > deadline_s:
+                raise TimeoutError("a rank does not answer")
+        reply = msgspec.msgpack.decode(pipe.recv_bytes(), type=Reply)
+        if reply.error is not None:
+            raise RuntimeError(reply.error)
+        return reply.body
+
+    def close(self) -> None:
+        """End every rank; harmless to repeat."""
+        self._end("the ranks were closed")
+
+    def _end(self, reason: str) -> None:
+        self._lost = self._lost or reason
+        if hasattr(self, "mesh"):
+            self.mesh.leave()
+        for pipe in self._pipes:
+            pipe.close()  # a rank that waits for a message ends by this
+        for process in self._processes:
+            process.kill()  # it holds nothing that is worth a farewell, and may hang in a collective
+            process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
