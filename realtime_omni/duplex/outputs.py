@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from realtime_omni.duplex.intake import Idle, IntakeLimits, Pace
@@ -35,8 +37,7 @@ class DuplexOptions:
     journal: JournalLimits = field(default_factory=JournalLimits)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Tick:
+class Tick(Struct, frozen=True, eq=False):
     """One frame of time: what was taken in became this.
 
     Args:

@@ -22,10 +22,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from realtime_omni.duplex.intake import SoundIntake
@@ -68,8 +70,7 @@ RETAINED_FRAMES = 64
 OF_THE_USER = (SpeechStarted, SpeechStopped, TurnCommitted, InputTranscript, IdleTimeout)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Feed:
+class Feed(Struct, frozen=True, eq=False):
     """A frame on its way to the model. ``number``: which frame of the session's clock; ``round`` rises whenever frames are
     fed again, and answers of an earlier round count no more."""
 

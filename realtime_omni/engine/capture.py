@@ -7,10 +7,11 @@ not know sessions, files or which state a model has.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from msgspec import Struct, field
 from torch import Tensor
 
 from realtime_omni.engine.accounting import Storages, storages
@@ -23,8 +24,7 @@ from realtime_omni.session.values import freeze_json, thaw_json
 from realtime_omni.snapshot.header import TENSOR_NAME, StateRecord, WorkerRecord, kv_name, state_prefix
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(Struct, frozen=True):
     """A session at a chunk boundary: the model's state, how many frames were committed, and what the state keeps alive."""
 
     state: Any

@@ -6,8 +6,9 @@ events can never keep a close, an abort or a reset waiting (row G15).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from realtime_omni.session.frame import Frame
 from realtime_omni.session.journal import EventLog
@@ -18,15 +19,13 @@ if TYPE_CHECKING:
     from realtime_omni.snapshot.snapshot import Snapshot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class Command(Struct, frozen=True, kw_only=True):
     """``ticket`` is unique per engine; 0 asks for no answer."""
 
     ticket: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Create(Command):
+class Create(Command, frozen=True, kw_only=True):
     session_id: str | None
     prompt: str | None
     seed: int
@@ -35,29 +34,25 @@ class Create(Command):
     outputs: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restore(Command):
+class Restore(Command, frozen=True, kw_only=True):
     """A session that goes on where a saved one was, under its own id or another."""
 
     snapshot: Snapshot
     session_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionCommand(Command):
+class SessionCommand(Command, frozen=True, kw_only=True):
     """``generation`` fences: a command for an earlier life of the same id is answered ``session_gone``."""
 
     session_id: SessionId
     generation: Generation | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accept(SessionCommand):
+class Accept(SessionCommand, frozen=True, kw_only=True):
     event: SessionEvent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Next(SessionCommand):
+class Next(SessionCommand, frozen=True, kw_only=True):
     """``asked_at_s`` (the engine's clock) says since when somebody waits; None: since the engine read it.
 
     ``observation``: what a policy computes from. It takes the place of one that still waits, whose caller gets
@@ -71,52 +66,43 @@ class Next(SessionCommand):
     frame: Frame | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Log(SessionCommand):
+class Log(SessionCommand, frozen=True, kw_only=True):
     """Answered with the session's :class:`~realtime_omni.session.journal.EventLog`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fork(SessionCommand):
+class Fork(SessionCommand, frozen=True, kw_only=True):
     """A second session that is what ``session_id`` is at its last committed chunk, under the id ``name`` (None: minted)."""
 
     name: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Save(SessionCommand):
+class Save(SessionCommand, frozen=True, kw_only=True):
     """Answered with a :class:`~realtime_omni.snapshot.snapshot.Snapshot` of the last committed chunk."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlCommand(SessionCommand):
+class ControlCommand(SessionCommand, frozen=True, kw_only=True):
     """Marks the control lane."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cancel(ControlCommand):
+class Cancel(ControlCommand, frozen=True, kw_only=True):
     """The caller of ``Next`` ticket ``target`` went away: drop the waiter, roll its tick back if it has not settled."""
 
     target: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Abort(ControlCommand):
+class Abort(ControlCommand, frozen=True, kw_only=True):
     pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rollback(ControlCommand):
+class Rollback(ControlCommand, frozen=True, kw_only=True):
     pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rewind(ControlCommand):
+class Rewind(ControlCommand, frozen=True, kw_only=True):
     chunk_index: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reset(ControlCommand):
+class Reset(ControlCommand, frozen=True, kw_only=True):
     """``None`` keeps what the session was created with."""
 
     prompt: str | None = None
@@ -125,30 +111,25 @@ class Reset(ControlCommand):
     start: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Return(ControlCommand):
+class Return(ControlCommand, frozen=True, kw_only=True):
     """Go to where ``log`` begins: stay when the session is there, else reset to the log's origin."""
 
     log: EventLog
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Close(ControlCommand):
+class Close(ControlCommand, frozen=True, kw_only=True):
     reason: str = "client"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Detach(ControlCommand):
+class Detach(ControlCommand, frozen=True, kw_only=True):
     grace_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attach(ControlCommand):
+class Attach(ControlCommand, frozen=True, kw_only=True):
     pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Struct, frozen=True, kw_only=True):
     """The one answer of a ticket: a value or an error, and the session as it is at that moment."""
 
     ticket: int
@@ -157,8 +138,7 @@ class Answer:
     view: SessionView | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class Notice(Struct, frozen=True, kw_only=True):
     """Something that happened to a session without being asked for.
 
     ``kind``: ``progress`` (the public view changed), ``events_discarded``, ``failed``, ``evicted``, ``closed``,
@@ -175,8 +155,7 @@ class Notice:
     event_ids: tuple[EventId, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionView:
+class SessionView(Struct, frozen=True, kw_only=True):
     """What the outside may know of a session; a copy, never the session.
 
     ``oldest_rewind`` is the smallest chunk index that a rewind can go back to (at most ``chunk_index``), or None where the

@@ -8,8 +8,9 @@ knows only this page.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
 
 from realtime_omni.engine.accounting import MemoryBytes
 from realtime_omni.models.base import ControlReducer, ModelSpec, RowOutput, SessionSetup
@@ -34,8 +35,7 @@ class Done:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRow:
+class PlannedRow(Struct, frozen=True):
     """One row of a tick to run."""
 
     tick: TickRequest

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 PATIENCE_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(Struct, frozen=True):
     """A session that wants a tick; ``asked`` orders requests (a counter or a time). ``due_s``: when its chunk should be
     there; ``urgent``: that was said by whoever asked, so nobody who is due later may delay it."""
 

@@ -19,13 +19,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from realtime_omni.errors import CapacityError
 
 NULL_PAGE = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PageReservation:
+class PageReservation(Struct, frozen=True):
     """Pages set aside for one block: not readable yet, and to be settled once, by commit or by rollback.
 
     ``runs`` are the first pages of their runs."""

@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from realtime_omni.errors import ArgumentError, CapacityError
 from realtime_omni.kv.blocks import PagePool
 from realtime_omni.kv.capacity import CapacityPlan, KVSpec
@@ -24,8 +26,7 @@ from realtime_omni.kv.cross import CrossIndex
 from realtime_omni.kv.window import FrameRef, WindowTable
 
 
-@dataclass(frozen=True, slots=True)
-class BranchBlock:
+class BranchBlock(Struct, frozen=True):
     """One branch of a block: what it sees, where its clean keys and values go, and where its noisy ones may.
 
     ``history`` and ``frames`` are in frame order. ``scratch`` has one FrameRef per frame, at most ``frames_per_block``;
@@ -42,8 +43,7 @@ class BranchBlock:
     ahead: tuple[FrameRef, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BlockReservation:
+class BlockReservation(Struct, frozen=True):
     """The pages of one block of one session on all its branches; settle it once.
 
     ``first_frame`` is the absolute index of the block's first frame.

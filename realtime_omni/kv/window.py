@@ -26,12 +26,13 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from realtime_omni.errors import ArgumentError
 from realtime_omni.kv.blocks import PagePool, PageReservation
 
 
-@dataclass(frozen=True, slots=True)
-class FrameRef:
+class FrameRef(Struct, frozen=True):
     """Where one frame's keys and values lie: token ``t`` is in ``pages[t // page_tokens]`` at offset ``t %
     page_tokens``.
     """

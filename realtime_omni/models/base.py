@@ -24,6 +24,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from msgspec import Struct
+
 from realtime_omni.kv.capacity import CapacityPlan, KVSpec
 from realtime_omni.session.controls import ControlReducer, LatestWinsReducer, PreparedControls
 from realtime_omni.session.journal import Origin
@@ -166,8 +168,7 @@ class BlockAttention(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
+class StepRow(Struct, frozen=True):
     """One session in a batch.
 
     ``frame_index``: absolute position of the block's first frame in the KV history (a prefilled block counts).
@@ -210,8 +211,7 @@ class StepBatch(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class RowOutput:
+class RowOutput(Struct, frozen=True):
     """What a row yields: its metadata (must equal the tick), named artifacts, the next state; a duplex model also signals."""
 
     metadata: ChunkMetadata

@@ -61,6 +61,7 @@ class SoundEncoder:
     def __init__(self, rate_hz: int, form: SoundFormat) -> None:
         self.form = form
         self._resampler = _resampler(rate_hz, form.rate_hz)
+        self._last, self._last_encoded = b"", b""
 
     def feed(self, samples: NDArray[np.float32]) -> bytes:
         """Of float32 [N], clipped to -1..1."""
@@ -75,7 +76,15 @@ class SoundEncoder:
         return self._encode(self._resampler.resample_chunk(np.zeros(0, np.float32), last=True))
 
     def _encode(self, samples: NDArray[np.float32]) -> bytes:
-        integers = np.clip(np.rint(samples * 32768), -32768, 32767).astype("<i2")
+        data = samples.tobytes()
+        if data != self._last:  # an agent is silent most of the time: the same samples again
+            self._last, self._last_encoded = data, self._convert(samples)
+        return self._last_encoded
+
+    def _convert(self, samples: NDArray[np.float32]) -> bytes:
+        scaled = samples * np.float32(32768)
+        np.rint(scaled, out=scaled)
+        integers = np.clip(scaled, -32768, 32767, out=scaled).astype("<i2")
         match self.form.encoding:
             case "pcm16":
                 return integers.tobytes()

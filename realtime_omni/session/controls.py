@@ -9,15 +9,15 @@ and saved sessions rest on that.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from realtime_omni.errors import ArgumentError
 from realtime_omni.session.values import ControlInput, SessionEvent
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedControls:
+class PreparedControls(Struct, frozen=True):
     """A proposal for one tick: the snapshot the model sees, what stays for the next tick, the reducer's own next state.
 
     ``controls`` go into the tick. ``carried`` (default: the same) are the session's controls after the commit.

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from realtime_omni.errors import ArgumentError
@@ -258,8 +259,7 @@ Directive: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Frame:
+class Frame(Struct, frozen=True, eq=False):
     """What one tick of a duplex session takes in.
 
     Args:

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+
+from msgspec import Struct
 
 from realtime_omni.errors import ArgumentError, ChunkMetadataError, ErrorCode, StateError
 from realtime_omni.session.controls import ControlReducer, PreparedControls
@@ -41,8 +42,7 @@ from realtime_omni.session.values import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Memento:
+class Memento(Struct, frozen=True):
     """A session at the boundary before chunk ``chunk_index``.
 
     ``memory`` is what its reducer saved, a JSON value; ``lineage`` says what led here (see ``journal``)."""
@@ -66,8 +66,7 @@ def not_retained(chunk_index: int, oldest: int) -> ArgumentError:
 RequestIdFactory = Callable[[SessionId, ChunkIndex], str]
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
+class InFlight(Struct, frozen=True):
     """The tick that runs, and what it will change when it commits."""
 
     tick: TickRequest

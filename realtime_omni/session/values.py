@@ -16,6 +16,9 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NewType
 
+from msgspec import Struct
+from msgspec import field as struct_field
+
 from realtime_omni.errors import ArgumentError, ChunkMetadataError
 
 if TYPE_CHECKING:
@@ -206,8 +209,7 @@ class AcceptStatus(StrEnum):
     DISCARDED = "discarded"
 
 
-@dataclass(frozen=True, slots=True)
-class EventAcceptance:
+class EventAcceptance(Struct, frozen=True):
     """Receipt of an event. ``accepted`` never means applied: the chunk that reflects it names it.
 
     ``understood_prompt`` is what the model made of the prompt (its nearest known one), or None.
@@ -220,8 +222,7 @@ class EventAcceptance:
     understood_prompt: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TickRequest:
+class TickRequest(Struct, frozen=True):
     """Immutable snapshot that one tick works on. ``request_id`` correlates tick and metadata; it is not a routing id."""
 
     session_id: SessionId
@@ -306,8 +307,7 @@ def check_event_ids(value: object, path: str) -> tuple[EventId, ...]:
     return ids
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkMetadata:
+class ChunkMetadata(Struct, frozen=True):
     """What an output says about itself; a tick commits only when this equals the submitted tick."""
 
     session_id: SessionId
@@ -373,8 +373,7 @@ class ArtifactSpec:
     primary: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Artifact:
+class Artifact(Struct, frozen=True):
     """One named output. Decoded image and video: uint8 0..255 numpy in CHW / TCHW; decoded audio: float32 CT; latents
     keep their float dtype and layout."""
 
@@ -387,8 +386,7 @@ class Artifact:
     sample_rate_hz: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkTimings:
+class ChunkTimings(Struct, frozen=True):
     """Milliseconds. ``wait_ms``: asked for to planned; ``tick_ms``: planned to settled; ``model_ms``: inside the model, and
     in the session's own prefill (a deferred clean pass) as far as the chunk waited for it.
 
@@ -401,11 +399,10 @@ class ChunkTimings:
     tick_ms: float
     model_ms: float
     batch_size: int
-    stages_ms: Mapping[str, float] = field(default_factory=dict)
+    stages_ms: Mapping[str, float] = struct_field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(Struct, frozen=True):
     """A committed block.
 
     ``first_frame`` counts frames inside the epoch; ``primary_artifact`` is None only on abort or error outputs.

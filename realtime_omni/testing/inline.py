@@ -17,8 +17,9 @@ Owns an inbox, an outbox and a :class:`ManualClock`. Everything else is the engi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from realtime_omni.build import build_engine
 from realtime_omni.clock import ManualClock

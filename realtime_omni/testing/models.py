@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import torch
 from msgspec import Meta
+from msgspec.structs import replace as with_fields
 from torch import Tensor
 
 from realtime_omni.errors import ArgumentError, ErrorCode
@@ -385,12 +386,12 @@ def _break_artifacts(fault: ArtifactFault | None, good: tuple[Artifact, ...]) ->
     latent = np.zeros((FRAMES, TOKENS, WIDTH))
     broken: dict[ArtifactFault, tuple[Artifact, ...]] = {
         "missing": good[1:],
-        "undeclared": (*good, replace(first, name="depth")),
+        "undeclared": (*good, with_fields(first, name="depth")),
         "duplicate": (*good, first),
         "unrequested": (*good, _artifact("latent", Modality.VIDEO, Representation.LATENT, "TNC", latent)),
         "latent_as_frames": (_artifact("frames", Modality.VIDEO, Representation.LATENT, "TNC", latent), *good[1:]),
-        "float_frames": (replace(first, data=first.data.astype(np.float32)), *good[1:]),
-        "layout": (replace(first, layout="THWC"), *good[1:]),
+        "float_frames": (with_fields(first, data=first.data.astype(np.float32)), *good[1:]),
+        "layout": (with_fields(first, layout="THWC"), *good[1:]),
     }
     return broken[fault]
 
@@ -404,4 +405,4 @@ def _misreport(name: Misreport | None, true: ChunkMetadata) -> ChunkMetadata:
         "chunk_index": true.chunk_index + 1,
         "applied_event_ids": (*true.applied_event_ids, 10**6),
     }
-    return replace(true, **{name: wrong[name]})
+    return with_fields(true, **{name: wrong[name]})

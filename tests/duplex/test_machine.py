@@ -8,7 +8,6 @@ comes in the wrong place or an utterance that is told twice. Seeded faults, each
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec.structs import replace
 
 from duplex.puppeteer import FRAME, LOUD, Puppeteer
 from realtime_omni.duplex.attachment import Attachment

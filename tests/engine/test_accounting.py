@@ -148,7 +148,7 @@ class Grows(TinyRecurrentWorld):
         for row, output in results.items():
             if batch.rows[row].seed == 1 and batch.rows[row].state.chunks:
                 hidden = torch.zeros(WIDTH + 1, dtype=torch.float64)[:WIDTH].copy_(output.next_state.hidden)
-                results[row] = replace(output, next_state=RecurrentState(hidden, output.next_state.chunks))
+                results[row] = changed(output, next_state=RecurrentState(hidden, output.next_state.chunks))
         return results
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as changed
 
 from realtime_omni.engine import commands as c
 from realtime_omni.errors import AbortedError, ArgumentError, CapacityError, SessionGoneError, StateError, TickError
@@ -443,7 +444,7 @@ def test_the_bytes_of_states_that_a_rewind_can_go_back_to_are_counted_once_each(
         def step(self, batch: StepBatch) -> Any:
             results = yield from super().step(batch)
             state = {row: batch.rows[row].state for row in results}
-            return {r: replace(out, next_state=state[r]) for r, out in results.items()}
+            return {r: changed(out, next_state=state[r]) for r, out in results.items()}
 
     moving, still = engine(TinyRecurrentWorld()), engine(Still())
     for e in (moving, still):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as changed
 
 from realtime_omni.engine import commands as c
 from realtime_omni.errors import (
@@ -212,9 +213,7 @@ def test_an_output_that_names_another_tick_is_refused_by_field_and_the_session_f
 def test_an_output_without_metadata_is_a_metadata_error() -> None:
     class Mute(TinyKVWorld):
         def _result(self, row: Any, x: Any) -> Any:
-            output = super()._result(row, x)
-            object.__setattr__(output, "metadata", None)
-            return output
+            return changed(super()._result(row, x), metadata=None)
 
     engine = InlineEngine(Mute())
     engine.create("a")

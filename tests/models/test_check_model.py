@@ -10,6 +10,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace as with_fields
 
 from realtime_omni import cli
 from realtime_omni.errors import ArgumentError, ConfigError
@@ -148,8 +149,7 @@ class Floats(TinyKVWorld):
             else Artifact(a.name, a.modality, a.representation, a.layout, a.data.astype(np.float32))
             for a in output.artifacts
         )
-        object.__setattr__(output, "artifacts", wrong)
-        return output
+        return with_fields(output, artifacts=wrong)
 
 
 class Half(TinyKVWorld):
@@ -227,8 +227,7 @@ class Reuses(TinyKVWorld):
     def _result(self, row: Any, x: Any) -> Any:
         output = super()._result(row, x)
         object.__setattr__(row.state, "drift", output.next_state.drift)
-        object.__setattr__(output, "next_state", row.state)
-        return output
+        return with_fields(output, next_state=row.state)
 
 
 class Counting(LatestWinsReducer):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from realtime_omni.errors import ArgumentError, ChunkMetadataError, SessionGoneError, StateError
 from realtime_omni.session.controls import ControlReducer, LatestWinsReducer, PreparedControls

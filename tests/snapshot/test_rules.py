@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from msgspec.structs import replace as changed
 
 from realtime_omni.config import load
 from realtime_omni.models.base import PackedState, SessionSetup, Step, StepBatch
@@ -82,7 +83,7 @@ class Shares(TinyRecurrentWorld):
         for row, output in results.items():
             hidden_D = batch.rows[row].state.hidden
             hidden_D.copy_(output.next_state.hidden)
-            results[row] = replace(output, next_state=replace(output.next_state, hidden=hidden_D))
+            results[row] = changed(output, next_state=replace(output.next_state, hidden=hidden_D))
         return results
 
 

@@ -6,7 +6,6 @@ states, what an event means.
 
 from __future__ import annotations
 
-import base64
 from typing import Final
 
 from msgspec import Struct, structs
@@ -35,6 +34,7 @@ class Audience:
         self._peers: list[int] = [PRIMARY]
         self._next_peer = PRIMARY + 1
         self._ids = 0
+        self._last_audio, self._last_delta = b"", ""
         self.sent = self.errors = 0
 
     def __contains__(self, peer: int) -> bool:
@@ -80,14 +80,16 @@ class Audience:
         """Output audio: as it is to the primary connection, with its times to sidebands."""
         sent: list[Command] = []
         if PRIMARY in self._peers:
-            sent.append(self._send(PRIMARY, encode(OutputAudioDelta(delta=_base64(audio)))))
+            if audio != self._last_audio:  # silence, mostly, comes again and again and is encoded once
+                self._last_audio, self._last_delta = audio, encode(OutputAudioDelta(delta=audio))
+            sent.append(self._send(PRIMARY, self._last_delta))
         if reflected is not None:
-            sent += self._reflect(OutputAudioDelta(delta=_base64(reflected), start_ms=start_ms, end_ms=end_ms))
+            sent += self._reflect(OutputAudioDelta(delta=reflected, start_ms=start_ms, end_ms=end_ms))
         return sent
 
     def reflect(self, audio: bytes) -> list[Command]:
         """Input audio, to sidebands only."""
-        return self._reflect(InputAudio(audio=_base64(audio)))
+        return self._reflect(InputAudio(audio=audio))
 
     def refuse(self, origin: Origin, error: LiveError) -> list[Command]:
         """The error to the one that caused it, if it is still there."""
@@ -119,10 +121,6 @@ class Audience:
     def _send(self, peer: int, text: str, error: LiveCode | None = None) -> Send:
         self.sent += 1
         return Send(peer, text, error)
-
-
-def _base64(audio: bytes) -> str:
-    return base64.b64encode(audio).decode()
 
 
 def _text(event: ServerEvent) -> str:

@@ -58,6 +58,12 @@ class InputAudioAppend(ClientEvent, frozen=True, kw_only=True, tag="session.inpu
     audio: str
 
 
+class PlainAppend(ClientEvent, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="session.input_audio.append"):
+    """An `InputAudioAppend` without anything unusual, read in one pass; ``audio`` is decoded."""
+
+    audio: bytes
+
+
 class InputAudioMute(ClientEvent, frozen=True, kw_only=True, tag="session.input_audio.mute"):
     pass
 
@@ -140,7 +146,7 @@ AnyPrimaryEvent: TypeAlias = (
     | ResponseCreate
     | AnyUnsupported
 )
-AnyClientEvent: TypeAlias = AnyPrimaryEvent | ForkStart
+AnyClientEvent: TypeAlias = AnyPrimaryEvent | PlainAppend | ForkStart
 
 
 def event_type(event: type[ClientEvent] | ClientEvent) -> str:
@@ -168,6 +174,7 @@ _KINDS: dict[str, type[AnyClientEvent]] = {
         DtmfSend,
     )
 }
+_plain_append = msgspec.json.Decoder(PlainAppend)
 _AT = re.compile(r"^(?P<text>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"field `(?P<name>[^`]{1,64})`")
 
@@ -178,6 +185,9 @@ def parse_client(frame: str | bytes, *, fork: bool = False) -> AnyClientEvent:
     Raises:
         LiveError: with the event's ``client_event_id`` where the frame was an object that had one.
     """
+    plain = _read_plain(frame)
+    if plain is not None:
+        return plain
     value = _read(frame)
     event_id = value.get("event_id")
     if not (event_id is None or (isinstance(event_id, str) and len(event_id) <= MAX_EVENT_ID_CHARS)):
@@ -189,6 +199,17 @@ def parse_client(frame: str | bytes, *, fork: bool = False) -> AnyClientEvent:
     except LiveError as error:
         error.client_event_id = event_id
         raise
+
+
+def _read_plain(frame: str | bytes) -> PlainAppend | None:
+    """Sound is nearly all that a client sends, twelve times a second and more, so it takes the short way: 8 us instead of 50
+    for 80 ms. Three scalars can be neither deep nor many. None: whatever it is, the long way says what of it is wrong."""
+    if not isinstance(frame, str) or len(frame) > MAX_EVENT_BYTES:
+        return None
+    try:
+        return _plain_append.decode(frame)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return None
 
 
 def _read(frame: str | bytes) -> dict[str, Any]:
@@ -258,6 +279,12 @@ def decode_audio(text: str, form: AudioFormat, max_s: float) -> bytes:
         audio = binascii.a2b_base64(text, strict_mode=True)
     except (binascii.Error, ValueError):
         raise LiveError(LiveCode.INVALID_AUDIO, "audio is not base64", "audio") from None
+    return check_audio(audio, form, max_s)
+
+
+def check_audio(audio: bytes, form: AudioFormat, max_s: float) -> bytes:
+    """Raises LiveError as `decode_audio` does."""
+    size = form.bytes_per_sample
     if not audio or len(audio) % size:
         raise LiveError(LiveCode.INVALID_AUDIO, "audio is not a whole number of samples", "audio")
     if len(audio) > max_s * form.rate * size:

@@ -139,17 +139,17 @@ class Info(ServerEvent, frozen=True, kw_only=True, tag="info"):
 class OutputAudioDelta(
     Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="session.output_audio.delta"
 ):
-    """``delta``: base64, in the session's format; on a sideband PCM16 at 24 kHz, with its times."""
+    """``delta``: in the session's format (on the wire base64); on a sideband PCM16 at 24 kHz, with its times."""
 
-    delta: str
+    delta: bytes
     start_ms: int | None = None
     end_ms: int | None = None
 
 
 class InputAudio(Struct, frozen=True, kw_only=True, tag_field="type", tag="session.input_audio.append"):
-    """What the primary connection sent, reflected to sidebands: base64 of PCM16 at 24 kHz."""
+    """What the primary connection sent, reflected to sidebands: PCM16 at 24 kHz (on the wire base64)."""
 
-    audio: str
+    audio: bytes
 
 
 AnyServerEvent: TypeAlias = (

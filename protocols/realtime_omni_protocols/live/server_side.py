@@ -43,12 +43,14 @@ from .client_events import (
     InputAudioMute,
     InputAudioUnmute,
     InstructionsAppend,
+    PlainAppend,
     ResponseCreate,
     ResponseItemCreate,
     SessionClose,
     SessionStart,
     SessionUpdate,
     ThinkingAppend,
+    check_audio,
     decode_audio,
     event_type,
     parse_client,
@@ -169,6 +171,9 @@ class LiveServerSide:
 
     def _take(self, event: AnyClientEvent, origin: Origin) -> list[Command]:
         match event:
+            case PlainAppend():
+                assert self._config is not None
+                return self._append(check_audio(event.audio, self._config.format, MAX_APPEND_S))
             case SessionStart():
                 return self._start(event.session, origin)
             case ForkStart(session=overrides):
@@ -179,8 +184,7 @@ class LiveServerSide:
                 return self._update(event, origin)
             case InputAudioAppend():
                 assert self._config is not None
-                audio = decode_audio(event.audio, self._config.format, MAX_APPEND_S)
-                return [Append(audio, heard=not self.muted and self._fixture is None)]
+                return self._append(decode_audio(event.audio, self._config.format, MAX_APPEND_S))
             case InputAudioMute():
                 self.muted = True
                 return self._tell(InputAudioMuted, origin)
@@ -199,6 +203,9 @@ class LiveServerSide:
                 return self.end("close_requested", origin)
             case _:
                 raise LiveError(LiveCode.UNSUPPORTED_EVENT, f"this server has no backend for {event_type(event)}")
+
+    def _append(self, audio: bytes) -> list[Command]:
+        return [Append(audio, heard=not self.muted and self._fixture is None)]
 
     def _start(self, config: SessionConfig, origin: Origin) -> list[Command]:
         _refuse_client(config.client)

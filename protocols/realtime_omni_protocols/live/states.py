@@ -16,6 +16,7 @@ from .client_events import (
     InputAudioMute,
     InputAudioUnmute,
     InstructionsAppend,
+    PlainAppend,
     ResponseCreate,
     ResponseItemCreate,
     SessionClose,
@@ -42,6 +43,7 @@ ALLOWED: dict[type[ClientEvent], frozenset[LiveState]] = {
     ForkStart: frozenset({LiveState.NEW}),
     SessionUpdate: _ACTIVE,
     InputAudioAppend: _ACTIVE,
+    PlainAppend: _ACTIVE,
     InputAudioMute: _ACTIVE,
     InputAudioUnmute: _ACTIVE,
     FixturePlay: _ACTIVE,
@@ -53,7 +55,7 @@ ALLOWED: dict[type[ClientEvent], frozenset[LiveState]] = {
     SessionClose: frozenset({LiveState.STARTING, LiveState.ACTIVE, LiveState.CLOSING}),
 }
 """Which event is taken in which state; `refusal` says what the others are answered."""
-PRIMARY_ONLY = (SessionStart, ForkStart, InputAudioAppend)
+PRIMARY_ONLY = (SessionStart, ForkStart, InputAudioAppend, PlainAppend)
 """What a sideband cannot send."""
 
 

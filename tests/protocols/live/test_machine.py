@@ -7,6 +7,8 @@ injection left without an answer at the end; usage that goes back.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
 import json
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from realtime_omni_protocols.live import LiveError, LiveServerSide, LiveState, p
 from realtime_omni_protocols.live import audience as audience_module
 from realtime_omni_protocols.live import server_side as machine
 from realtime_omni_protocols.live.audience import Audience, Origin
+from realtime_omni_protocols.live.client_events import InputAudioAppend, PlainAppend
 from realtime_omni_protocols.live.server_events import AnyServerEvent, OutputAudioDelta, encode
 
 SEEDS = range(60)
@@ -173,3 +176,23 @@ def test_an_event_with_one_changed_value_is_an_event_or_a_coded_refusal(vector: 
         break
     with contextlib.suppress(LiveError):
         parse_client(json.dumps(event), fork=vector["fork"])
+
+
+SOUND = st.binary(min_size=2, max_size=300).map(lambda data: base64.b64encode(data[: len(data) // 2 * 2]).decode())
+
+
+@given(st.one_of(SOUND, st.text(alphabet="AB+/= \\\u00e9", max_size=12)))
+def test_sound_that_is_read_the_short_way_is_what_the_long_way_reads(text: str) -> None:
+    event = {"type": "session.input_audio.append", "event_id": "e1", "audio": text}
+    short, long = parse_client(json.dumps(event)), parse_client(json.dumps({**event, "more": 1}))
+    assert isinstance(long, InputAudioAppend)
+    assert short.event_id == long.event_id
+    if isinstance(short, PlainAppend):
+        assert short.audio == binascii.a2b_base64(long.audio, strict_mode=True)
+    else:
+        assert short == long
+
+
+@given(SOUND)
+def test_what_clients_send_takes_the_short_way(text: str) -> None:
+    assert isinstance(parse_client(json.dumps({"type": "session.input_audio.append", "audio": text})), PlainAppend)
