@@ -142,17 +142,18 @@ def load_transformer(
     progress: Progress | None = None,
     fp8: Collection[str] = (),
     grid: Grid = _WHOLE,
+    names: Names | None = None,
 ) -> None:
     """Fill a network that may stand on the ``meta`` device, tensor by tensor; nothing is held twice, and of a network that is
     a share (``grid``) only its part is read.
 
     ``fp8``: names of linear maps that are quantised as soon as their weight is there
-    (:class:`~realtime_omni.models.common.fp8.Fp8Linear`).
+    (:class:`~realtime_omni.models.common.fp8.Fp8Linear`). ``names``: of a layout that is neither of the two.
 
     Raises ConfigError that lists missing and unexpected names, other shapes, a name in two shards, a tensor that is stored
     twice or quantised, or a file that is no safetensors; the network is then unchanged."""
     where, stored = _survey(shards(folder))
-    names = layout_of(tuple(stored))
+    names = layout_of(tuple(stored)) if names is None else names
     wanted = {
         part.name: whole_shape(part.name, (part.rows, *parameter.shape[1:]), grid.tensor_size)
         for name, parameter in network.named_parameters()
