@@ -18,7 +18,7 @@ from realtime_omni.engine.accounting import Storages, storages
 from realtime_omni.errors import ArgumentError
 from realtime_omni.kv.manager import KVBook
 from realtime_omni.kv.storage import KVStorage
-from realtime_omni.kv.window import FrameRef
+from realtime_omni.kv.window import FrameRef, WindowGeometry
 from realtime_omni.models.base import PackedState, WorldModel
 from realtime_omni.session.values import freeze_json, thaw_json
 from realtime_omni.snapshot.header import TENSOR_NAME, StateRecord, WorkerRecord, kv_name, state_prefix
@@ -78,17 +78,23 @@ def check_parts(record: WorkerRecord, tensors: Mapping[str, Tensor], model: Worl
         packed = PackedState(states[state_prefix(age)], freeze_json(saved.values, "state"))
         state = model.unpack(packed)
         moments.append(Moment(state, saved.frames, storages(state)))
-    _check_frames(moments, model, storage.spec.frames_per_block)
+    _check_frames(moments, model, storage.spec.window)
     return Parts(tuple(moments), record.retained, kv)
 
 
-def _check_frames(moments: Sequence[Moment], model: WorldModel, block: int) -> None:
+def _check_frames(moments: Sequence[Moment], model: WorldModel, window: WindowGeometry) -> None:
     """Every chunk committed one block, a call's prompt several; only what the present state carries may not be written yet.
     Raises ArgumentError."""
     owing = [model.needs_prefill(moment.state) for moment in moments]
-    grown = [b.frames - a.frames + block * owes for (a, b), owes in zip(pairwise(moments), owing[1:], strict=True)]
+    blocks = [window.block_frames(moment.frames) for moment in moments[:-1]]
+    grown = [
+        b.frames - a.frames + block * owes
+        for (a, b), owes, block in zip(pairwise(moments), owing[1:], blocks, strict=True)
+    ]
     several = model.spec.duplex is not None
-    if any(owing[:-1]) or any(f < block or f % block or (f > block and not several) for f in grown):
+    if any(owing[:-1]) or any(
+        f < block or f % block or (f > block and not several) for f, block in zip(grown, blocks, strict=True)
+    ):
         raise ArgumentError("the frames of the past do not rise by whole blocks", path="past")
 
 

@@ -244,12 +244,13 @@ class Desk:
         self._check_observation(command.observation)
 
     def _check_observation(self, observation: Observation | None) -> None:
-        is_policy = self._consumer.spec.policy is not None
-        if is_policy != (observation is not None):
-            needed = "a policy computes from an observation" if is_policy else "this model takes no observations"
-            raise ArgumentError(needed, path="observation")
+        policy = self._consumer.spec.policy
         if observation is not None:
+            if policy is None:
+                raise ArgumentError("this model takes no observations", path="observation")
             self._consumer.check_observation(observation)
+        elif policy is not None and not policy.imagines:
+            raise ArgumentError("a policy computes from an observation", path="observation")
 
     def _cancel(self, entry: Entry, ticket: int) -> None:
         gone = AbortedError("the caller went away")

@@ -72,6 +72,8 @@ class ModelSpec:
     pictures_per_frame: int = 1
     """Of a model whose frames are latent: pictures that its decoder makes of each, but only one of a session's first.
     ``fps``, height and width are the pictures'; ``frames_per_block`` and the horizon count frames."""
+    first_frame_pictures: int = 1
+    """Pictures of a session's first frame, where that is not one: a session that goes on from frames that it was given."""
     controls: tuple[ControlSchema, ...] = ()
     prompts: tuple[str, ...] = ()
     starts: tuple[str, ...] = ()
@@ -98,13 +100,18 @@ class ModelSpec:
     """Set for a duplex model, which takes a frame of sound in every tick; see :mod:`realtime_omni.models.duplex`."""
 
     @property
+    def is_world(self) -> bool:
+        """It goes on by itself: a tick needs neither an observation nor a frame of sound."""
+        return self.duplex is None and (self.policy is None or self.policy.imagines)
+
+    @property
     def pictures_per_block(self) -> int:
         """Of every block but a session's first, which may have fewer."""
         return self.frames_per_block * self.pictures_per_frame
 
     def pictures_before(self, chunk_index: int) -> int:
         """How many pictures a session's first ``chunk_index`` chunks have."""
-        return max(chunk_index * self.pictures_per_block - (self.pictures_per_frame - 1), 0)
+        return max(chunk_index * self.pictures_per_block - (self.pictures_per_frame - self.first_frame_pictures), 0)
 
     @property
     def primary(self) -> str:

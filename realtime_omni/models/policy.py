@@ -3,8 +3,8 @@
 A policy is a model (:class:`~realtime_omni.models.base.WorldModel`) in everything that the engine does with one: states are
 immutable values, ``step`` is a generator with a checkpoint before every denoise step, a tick commits or leaves nothing
 behind. Two things differ. Each of its ticks carries an observation (``row.tick.observation``), and ``spec.policy`` says what
-one must hold. A policy reads no history: what it keeps of an observation (a prefix to reuse, the chunk to continue) is in
-its state, so a reset forgets it and a failed tick changes nothing.
+one must hold. A policy reads no history, unless it is a world, too (``PolicySpec.imagines``): what it keeps of an observation
+(a prefix to reuse, the chunk to continue) is in its state, so a reset forgets it and a failed tick changes nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class PolicySpec:
     ``cameras``: names that pictures may have. ``state_dim`` and ``action_dim``: the robot's channels, not the network's
     padded widths. ``steps``: denoise steps of a chunk. ``statistics``: feature to where the numbers that normalise it come
     from, for the handshake. ``joins``: a chunk can continue the one before (real-time chunking); ``rtc_modes``: the ways that
-    an observation may ask for, the deployment's own first.
+    an observation may ask for, the deployment's own first. ``max_frames``: pictures that a camera may send at once.
+    ``imagines``: the policy is a world, too: a tick without an observation goes on from what was imagined.
+    ``restarts_on_prompt``: its history belongs to one instruction, so another one begins a new episode.
     """
 
     cameras: tuple[str, ...]
@@ -45,6 +47,9 @@ class PolicySpec:
     relative: bool = False
     joins: bool = False
     rtc_modes: tuple[str, ...] = ()
+    max_frames: int = 1
+    imagines: bool = False
+    restarts_on_prompt: bool = False
     statistics: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, observation: Observation) -> None:
@@ -57,6 +62,14 @@ class PolicySpec:
             )
         if self.cameras and not observation.images:
             raise ArgumentError("at least one picture is needed", code=ErrorCode.IMAGE_INVALID, path="images")
+        for name, image in observation.images.items():
+            frames = len(image) if image.ndim == 4 else 1
+            if frames > self.max_frames:
+                raise ArgumentError(
+                    f"images.{name} has {frames} pictures, at most {self.max_frames} are taken",
+                    code=ErrorCode.IMAGE_INVALID,
+                    path=f"images.{name}",
+                )
         if observation.state.shape != (self.state_dim,):
             raise ArgumentError(
                 f"state has {observation.state.size} channels, this policy {self.state_dim}", path="state"

@@ -51,7 +51,7 @@ class Observation:
     """One observation.
 
     Args:
-        images: by camera name, uint8 [H, W, 3]; a camera that is absent is masked.
+        images: by camera name, uint8 [H, W, 3], or [T, H, W, 3] with the latest last; a camera that is absent is masked.
         state: float32 [D], in the robot's units.
         prompt: the instruction; None: the session's prompt.
         noise: float32 [H, A], what the flow starts from, in model space.
@@ -81,8 +81,9 @@ class Observation:
     def __post_init__(self) -> None:
         object.__setattr__(self, "images", MappingProxyType(dict(self.images)))
         for name, image in self.images.items():
-            _check_array(image, "uint8", 3, f"images.{name}")
-            if image.shape[2] != 3 or 0 in image.shape:
+            several = isinstance(image, np.ndarray) and image.ndim == 4
+            _check_array(image, "uint8", 4 if several else 3, f"images.{name}")
+            if image.shape[-1] != 3 or 0 in image.shape:
                 raise ArgumentError(f"images.{name} is [height, width, 3]", path=f"images.{name}")
         _check_array(self.state, "float32", 1, "state")
         if self.prompt is not None:

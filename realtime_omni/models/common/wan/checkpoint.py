@@ -61,11 +61,11 @@ def head_size(folder: Path, width: int, given: int | None) -> int:
     return size
 
 
-def root_of(checkpoint: str) -> Path:
-    """The folder that ``options.checkpoint`` names. Raises ConfigError."""
+def root_of(checkpoint: str, option: str = "options.checkpoint") -> Path:
+    """The folder that an option names. Raises ConfigError."""
     root = Path(checkpoint).expanduser()
     if not checkpoint or not root.is_dir():
-        raise ConfigError(f"options.checkpoint: no folder {checkpoint!r}", path="options.checkpoint")
+        raise ConfigError(f"{option}: no folder {checkpoint!r}", path=option)
     return root
 
 

@@ -43,6 +43,12 @@ def rotary(frames: Tensor, rows: int, columns: int, head_dim: int) -> tuple[Tens
     return angles.cos().float(), angles.sin().float()
 
 
+def rotary_line(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """cos and sin, float32 [B, T, 1, head_dim / 2], of tokens on one axis, positions int64 [B, T]: all channels turn by it."""
+    angles = _angles(positions, head_dim)[:, :, None]
+    return angles.cos().float(), angles.sin().float()
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the channel pairs (2i, 2i + 1) of x [B, T, heads, head_dim]; computed in float32, returned in x's dtype."""
     first, second = x.float().view(*x.shape[:-1], -1, 2).unbind(-1)
