@@ -182,7 +182,9 @@ class Config(Section, frozen=True, kw_only=True):
         try:
             return msgspec.convert(self.options, kind)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"options: {error}", path="options") from None
+            message, field = _where(error)
+            path = f"options.{field}" if field else "options"
+            raise ConfigError(f"{path}: {message}", path=path) from None
 
 
 def load(target: str, env: Mapping[str, str], overrides: Sequence[str] = ()) -> Config:
@@ -348,12 +350,17 @@ def _assign(tree: dict[str, Value], assignment: Assignment) -> None:
     here[leaf] = assignment.value
 
 
+def _where(error: msgspec.ValidationError) -> tuple[str, str]:
+    """What was said, and the dotted name of the field that it was said of."""
+    message, _, where = str(error).partition(" - at `$")
+    return message, re.sub(r"\[.*", "", where.strip(".`"))
+
+
 def _convert(tree: dict[str, Value], origins: Mapping[str, str]) -> Config:
     try:
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
-        message, _, where = str(error).partition(" - at `$")
-        dotted = re.sub(r"\[.*", "", where.strip(".`"))
+        message, dotted = _where(error)
         kind = _field_type(tuple(dotted.split(".")))
         allowed = f"; one of {', '.join(map(str, get_args(kind)))}" if get_origin(kind) is Literal else ""
         raise ConfigError(f"{origins.get(dotted, 'recipe')}: {dotted}: {message}{allowed}", path=dotted) from None

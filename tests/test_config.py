@@ -257,7 +257,9 @@ def test_options_are_decoded_by_the_models_own_type() -> None:
     assert Config().options_as(Options) == Options()
 
 
-@pytest.mark.parametrize(("text", "path"), [("options: {step: 2}", "options.step"), ("options: {steps: x}", "options")])
+@pytest.mark.parametrize(
+    ("text", "path"), [("options: {step: 2}", "options.step"), ("options: {steps: x}", "options.steps")]
+)
 def test_an_option_the_model_does_not_have_is_refused(text: str, path: str) -> None:
     config = resolve_text(text)
     with pytest.raises(ConfigError, match="steps") as caught:

@@ -22,6 +22,7 @@ ENTRY_POINT_GROUP = "realtime_omni.models"
 CATALOG: dict[str, str] = {
     "tiny-world": "realtime_omni.models.tiny_world.model:TinyWorld",
     "lingbot-world": "realtime_omni.models.lingbot.model:LingBot",
+    "matrix-game": "realtime_omni.models.matrix_game.model:MatrixGame",
     "dreamzero": "realtime_omni.models.dreamzero.model:DreamZero",
     "null": "realtime_omni.models.null.model:NullWorld",
     "pi0": "realtime_omni.models.pi0.model:Pi0",

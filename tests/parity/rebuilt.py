@@ -1,5 +1,6 @@
-"""The golden checkpoints as folders that load. Their weights are not kept: ``make_vla_golden.py`` and ``make_moshi_golden.py``
-drew them from a seeded generator, one tensor after the other in the order of ``weights.json``; here they are drawn again."""
+"""The golden checkpoints as folders that load. Their weights are not kept: ``make_vla_golden.py``, ``make_moshi_golden.py`` and
+``make_world_golden.py`` drew them from a seeded generator, one tensor after the other in the order of ``weights.json``; here
+they are drawn again."""
 
 from __future__ import annotations
 
@@ -69,6 +70,12 @@ def moshi() -> Path:
     return _rebuilt([KEPT / "moshi" / name for name in ("lm-8", "lm-16", "mimi")], _moshi)
 
 
+@cache
+def worlds() -> Path:
+    """The same with ``matrix-game`` and ``lingbot``: a transformer's folder each."""
+    return _rebuilt([KEPT / "worlds" / name for name in ("matrix-game", "lingbot")], _vla)
+
+
 def _rebuilt(folders: list[Path], weights: Callable[[dict[str, Any]], dict[str, torch.Tensor]]) -> Path:
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for path in sorted(path for folder in folders for path in folder.iterdir()):
@@ -79,7 +86,7 @@ def _rebuilt(folders: list[Path], weights: Callable[[dict[str, Any]], dict[str, 
     building = Path(tempfile.mkdtemp(dir=target.parent))
     for source in folders:
         folder = building / source.name
-        shutil.copytree(source, folder, ignore=shutil.ignore_patterns("weights.json"))
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns("weights.json", "answers.safetensors"))
         file = "mimi.safetensors" if source.name == "mimi" else "model.safetensors"
         made = weights(json.loads((source / "weights.json").read_text()))
         save_file(made, folder / file, metadata={"format": "pt"})

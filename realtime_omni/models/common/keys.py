@@ -27,7 +27,7 @@ HELD = "realtime_omni.held_keys.v1"
 
 MAX_KEYS = 2 * len(KEYS)
 
-_KEY_LIST = {"type": "array", "items": {"type": "string", "enum": list(KEYS)}, "maxItems": MAX_KEYS}
+KEY_LIST = {"type": "array", "items": {"type": "string", "enum": list(KEYS)}, "maxItems": MAX_KEYS}
 
 
 def schemas(frames_per_block: int) -> tuple[ControlSchema, ...]:
@@ -42,7 +42,7 @@ def schemas(frames_per_block: int) -> tuple[ControlSchema, ...]:
                     "mode": {"const": "script"},
                     "frames": {
                         "type": "array",
-                        "items": _KEY_LIST,
+                        "items": KEY_LIST,
                         "minItems": frames_per_block,
                         "maxItems": frames_per_block,
                     },
@@ -57,7 +57,7 @@ def schemas(frames_per_block: int) -> tuple[ControlSchema, ...]:
             HELD,
             {
                 "type": "object",
-                "properties": {"keys": _KEY_LIST, "t_ms": {"type": "number", "minimum": 0}},
+                "properties": {"keys": KEY_LIST, "t_ms": {"type": "number", "minimum": 0}},
                 "required": ["keys"],
                 "additionalProperties": False,
             },
@@ -76,39 +76,42 @@ def check_control(control: ControlInput, frames_per_block: int) -> None:
         )
     data = control.data
     if control.schema == HELD:
-        _only(data, {"keys", "t_ms"})
-        _check_keys(data.get("keys"), "data.keys")
+        refuse_others(data, {"keys", "t_ms"})
+        check_keys(data.get("keys"), "data.keys")
         t_ms = data.get("t_ms", 0)
         if isinstance(t_ms, bool) or not isinstance(t_ms, (int, float)) or t_ms < 0:
-            raise _invalid("t_ms must be a number of at least 0", "data.t_ms")
+            raise invalid("t_ms must be a number of at least 0", "data.t_ms")
         return
-    _only(data, {"mode", "frames"})
+    refuse_others(data, {"mode", "frames"})
     if data.get("mode") != "script":
-        raise _invalid('mode must be "script"', "data.mode")
+        raise invalid('mode must be "script"', "data.mode")
     frames = data.get("frames")
     if not isinstance(frames, tuple) or len(frames) != frames_per_block:
-        raise _invalid(f"frames must be a list of {frames_per_block} key lists", "data.frames")
+        raise invalid(f"frames must be a list of {frames_per_block} key lists", "data.frames")
     for i, keys in enumerate(frames):
-        _check_keys(keys, f"data.frames[{i}]")
+        check_keys(keys, f"data.frames[{i}]")
 
 
-def _only(data: Mapping[str, Any], known: set[str]) -> None:
+def refuse_others(data: Mapping[str, Any], known: set[str], path: str = "data") -> None:
+    """Raises ArgumentError for a field that no schema knows."""
     for name in data:
         if name not in known:
-            raise _invalid(f"unknown field {name!r}", f"data.{name}")
+            raise invalid(f"unknown field {name!r}", f"{path}.{name}")
 
 
-def _check_keys(keys: object, path: str) -> None:
+def check_keys(keys: object, path: str) -> None:
+    """Raises ArgumentError for what is no list of known keys."""
     if not isinstance(keys, tuple) or not all(isinstance(k, str) for k in keys):
-        raise _invalid("must be a list of keys", path)
+        raise invalid("must be a list of keys", path)
     if len(keys) > MAX_KEYS:
-        raise _invalid(f"must have at most {MAX_KEYS} keys", path)
+        raise invalid(f"must have at most {MAX_KEYS} keys", path)
     for key in keys:
         if key.lower() not in KEYS:
-            raise _invalid(f"unknown key {key!r}; known: {' '.join(KEYS)}", path)
+            raise invalid(f"unknown key {key!r}; known: {' '.join(KEYS)}", path)
 
 
-def _invalid(message: str, path: str) -> ArgumentError:
+def invalid(message: str, path: str) -> ArgumentError:
+    """What a control is refused with."""
     return ArgumentError(f"{path}: {message}", code=ErrorCode.CONTROL_INVALID, path=path)
 
 
@@ -154,7 +157,7 @@ class KeyReducer:
     def load(self, memory: Any) -> None:
         if not isinstance(memory, list):
             raise ArgumentError("the held keys must be a list", path="memory")
-        _check_keys(tuple(memory), "memory")
+        check_keys(tuple(memory), "memory")
         self._held = _key_set(memory)
 
     def _spread(self, sets: list[tuple[str, ...]], held: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -165,3 +168,25 @@ class KeyReducer:
         for keys in dropped:
             frames[0] = _key_set((*frames[0], *keys))
         return frames
+
+
+class OverriddenKeyReducer(KeyReducer):
+    """Keys as :class:`KeyReducer` makes them; or, where it came last, a control of another schema that rules one block."""
+
+    def __init__(self, frames_per_block: int, schema: str) -> None:
+        super().__init__(frames_per_block)
+        self._schema = schema
+
+    def prepare(
+        self, current: Mapping[str, ControlInput], events: Sequence[SessionEvent], chunk_index: int
+    ) -> PreparedControls:
+        controls = [control for event in events for control in event.controls]
+        keys = [
+            SessionEvent(event.event_id, controls=kept)
+            for event in events
+            if (kept := tuple(c for c in event.controls if c.schema != self._schema))
+        ]
+        prepared = super().prepare(current, keys, chunk_index)
+        if not controls or controls[-1].schema != self._schema:
+            return prepared
+        return PreparedControls((controls[-1],), carried=(), private=prepared.private)

@@ -8,15 +8,13 @@ of keys). The last control before a block rules it; keys that are held go on aft
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from realtime_omni.errors import ArgumentError, ErrorCode
-from realtime_omni.models.base import ControlSchema, PreparedControls
+from realtime_omni.models.base import ControlSchema
 from realtime_omni.models.common import keys
 from realtime_omni.models.lingbot.camera import FARTHEST, is_pose
-from realtime_omni.session.values import ControlInput, SessionEvent
+from realtime_omni.session.values import ControlInput
 
 MIN_FOCAL = 1e-3
 """Pixels: a shorter one sees no more, and its rays overflow."""
@@ -57,56 +55,32 @@ def check_control(control: ControlInput, frames: int) -> None:
         keys.check_control(control, frames)
         return
     data = control.data
-    for name in data:
-        if name not in ("poses", "intrinsics"):
-            raise _invalid(f"unknown field {name!r}", f"data.{name}")
+    keys.refuse_others(data, {"poses", "intrinsics"})
     poses = data.get("poses")
     if not isinstance(poses, tuple) or len(poses) != frames:
-        raise _invalid(f"must be a list of {frames} poses", "data.poses")
+        raise keys.invalid(f"must be a list of {frames} poses", "data.poses")
     for i, pose in enumerate(poses):
         path = f"data.poses[{i}]"
         if not isinstance(pose, tuple) or len(pose) != 4:
-            raise _invalid("must be a 4 x 4 matrix", path)
+            raise keys.invalid("must be a 4 x 4 matrix", path)
         for j, row in enumerate(pose):
             _check_row(row, f"{path}[{j}]")
         if not is_pose(np.array(pose, dtype=np.float64)):
-            raise _invalid(f"must be a rotation and a translation of at most {FARTHEST:g}", path)
+            raise keys.invalid(f"must be a rotation and a translation of at most {FARTHEST:g}", path)
     if "intrinsics" not in data:
         return
     intrinsics = data["intrinsics"]
     if not isinstance(intrinsics, tuple) or len(intrinsics) != frames:
-        raise _invalid(f"must be a list of {frames} rows", "data.intrinsics")
+        raise keys.invalid(f"must be a list of {frames} rows", "data.intrinsics")
     for i, row in enumerate(intrinsics):
         _check_row(row, f"data.intrinsics[{i}]")
         if row[0] < MIN_FOCAL or row[1] < MIN_FOCAL:
-            raise _invalid(f"focal lengths must be at least {MIN_FOCAL:g}", f"data.intrinsics[{i}]")
-
-
-class LingBotReducer(keys.KeyReducer):
-    """Keys as the shared reducer makes them; a trajectory, where it came last, instead."""
-
-    def prepare(
-        self, current: Mapping[str, ControlInput], events: Sequence[SessionEvent], chunk_index: int
-    ) -> PreparedControls:
-        controls = [control for event in events for control in event.controls]
-        ours = [
-            SessionEvent(event.event_id, controls=kept)
-            for event in events
-            if (kept := tuple(c for c in event.controls if c.schema != TRAJECTORY))
-        ]
-        prepared = super().prepare(current, ours, chunk_index)
-        if not controls or controls[-1].schema != TRAJECTORY:
-            return prepared
-        return PreparedControls((controls[-1],), carried=(), private=prepared.private)
+            raise keys.invalid(f"focal lengths must be at least {MIN_FOCAL:g}", f"data.intrinsics[{i}]")
 
 
 def _check_row(row: object, path: str) -> None:
     if not isinstance(row, tuple) or len(row) != 4:
-        raise _invalid("must be a list of 4 numbers", path)
+        raise keys.invalid("must be a list of 4 numbers", path)
     for value in row:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise _invalid("must be a list of 4 finite numbers", path)
-
-
-def _invalid(message: str, path: str) -> ArgumentError:
-    return ArgumentError(f"{path}: {message}", code=ErrorCode.CONTROL_INVALID, path=path)
+            raise keys.invalid("must be a list of 4 finite numbers", path)

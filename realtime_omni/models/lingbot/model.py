@@ -36,6 +36,7 @@ from realtime_omni.models.base import (
     StepRow,
 )
 from realtime_omni.models.common.conditioning import Conditioning, Parts
+from realtime_omni.models.common.keys import OverriddenKeyReducer
 from realtime_omni.models.common.noise import block_noise
 from realtime_omni.models.common.wan import sampler
 from realtime_omni.models.common.wan.network import LocalNetwork, Network
@@ -61,7 +62,7 @@ from realtime_omni.models.lingbot.camera import (
     rays,
     scaled_intrinsics,
 )
-from realtime_omni.models.lingbot.controls import TRAJECTORY, LingBotReducer, check_control, schemas
+from realtime_omni.models.lingbot.controls import TRAJECTORY, check_control, schemas
 from realtime_omni.models.lingbot.state import LingBotState
 from realtime_omni.session.values import Artifact, ArtifactSpec, ChunkMetadata, Modality, Representation, SessionEvent
 
@@ -155,7 +156,7 @@ class LingBot:
         return event.prompt
 
     def new_reducer(self) -> ControlReducer:
-        return LingBotReducer(self.settings.frames_per_block)
+        return OverriddenKeyReducer(self.settings.frames_per_block, TRAJECTORY)
 
     def needs_prefill(self, state: LingBotState) -> bool:
         return False

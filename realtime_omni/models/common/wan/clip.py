@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from realtime_omni.errors import ConfigError
+from realtime_omni.models.common.pretrained import load_pretrained
 
 TOKENS = 257
 """One for the whole picture and 16 x 16 patches of 14 pixels."""
@@ -46,15 +47,14 @@ class CLIPVision:
             raise ConfigError(
                 "the image encoder needs the package transformers", path="options.image_encoder"
             ) from None
-        try:
-            model: Any = CLIPVisionModel.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True, local_files_only=True
-            )
-        except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(
-                f"no image encoder can be read from {folder.name}: {error}", path="options.image_encoder"
-            ) from None
-        self._model: Any = model.to(device).eval().requires_grad_(False)
+        self._model: Any = load_pretrained(
+            CLIPVisionModel,
+            folder,
+            what="image encoder",
+            path="options.image_encoder",
+            dtype=dtype,
+            device=device,
+        )
         self._dtype, self._device = dtype, device
 
     @property

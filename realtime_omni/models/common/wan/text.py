@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from realtime_omni.errors import ArgumentError, ConfigError
+from realtime_omni.models.common.pretrained import load_pretrained
 
 TOKENS = 512
 
@@ -38,16 +39,15 @@ class UMT5:
             from transformers import AutoTokenizer, UMT5EncoderModel
         except ImportError:
             raise ConfigError("Wan's text encoder needs the package transformers", path="options.checkpoint") from None
-        try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder / "tokenizer", local_files_only=True)
-            model: Any = UMT5EncoderModel.from_pretrained(
-                folder / "text_encoder", torch_dtype=dtype, use_safetensors=True, local_files_only=True
-            )
-        except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(
-                f"no text encoder can be read from {folder.name}: {error}", path="options.checkpoint"
-            ) from None
-        self._model: Any = model.to(device).eval().requires_grad_(False)
+        self._tokenizer: Any = _tokenizer(AutoTokenizer, folder / "tokenizer")
+        self._model: Any = load_pretrained(
+            UMT5EncoderModel,
+            folder / "text_encoder",
+            what="text encoder",
+            path="options.checkpoint",
+            dtype=dtype,
+            device=device,
+        )
         self._device = device
 
     def check(self, prompt: str) -> None:
@@ -65,3 +65,16 @@ class UMT5:
 
     def _ids(self, prompt: str) -> list[int]:
         return list(self._tokenizer(prompt, add_special_tokens=True).input_ids)
+
+
+def _tokenizer(kind: Any, folder: Path) -> Any:
+    if not folder.is_dir():
+        raise ConfigError(
+            f"options.checkpoint: no folder {folder.name!r} beside the weights", path="options.checkpoint"
+        )
+    try:
+        return kind.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the tokenizers library raises its own, and bare ones
+        raise ConfigError(
+            f"no tokenizer can be read from {folder.name} ({type(error).__name__})", path="options.checkpoint"
+        ) from None

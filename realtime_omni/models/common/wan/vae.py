@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from realtime_omni.errors import ArgumentError, ConfigError
+from realtime_omni.models.common.pretrained import load_pretrained
 
 TIME_STRIDE = 4
 SPACE_STRIDE = 8
@@ -118,13 +119,8 @@ class WanVAE:
             import diffusers
         except ImportError:
             raise ConfigError("Wan's autoencoder needs the package diffusers", path="options.vae") from None
-        try:
-            modules: Any = diffusers.AutoencoderKLWan.from_pretrained(  # type: ignore[no-untyped-call]
-                folder, torch_dtype=dtype, use_safetensors=True, local_files_only=True
-            )
-        except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(f"no autoencoder can be read from {folder.name}: {error}", path="options.vae") from None
-        return cls(modules.to(device))
+        kind = diffusers.AutoencoderKLWan
+        return cls(load_pretrained(kind, folder, what="autoencoder", path="options.vae", dtype=dtype, device=device))
 
     def slot_shapes(self, height: int, width: int) -> tuple[SlotShapes, SlotShapes]:
         """Of an encoder's and a decoder's state after enough frames of this size; found without computing anything."""

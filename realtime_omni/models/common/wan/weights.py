@@ -141,16 +141,15 @@ def load_transformer(
     dtype: torch.dtype,
     device: torch.device | str,
     progress: Progress | None = None,
-    names: Names | None = None,
     fp8: Collection[str] = (),
     grid: Grid = _WHOLE,
+    names: Names | None = None,
 ) -> None:
     """Fill a network that may stand on the ``meta`` device, tensor by tensor; nothing is held twice, and of a network that is
     a share (``grid``) only its part is read.
 
-    ``names``: of a layout that is neither of the two.
     ``fp8``: names of linear maps that are quantised as soon as their weight is there
-    (:class:`~realtime_omni.models.common.fp8.Fp8Linear`).
+    (:class:`~realtime_omni.models.common.fp8.Fp8Linear`). ``names``: of a layout that is neither of the two.
 
     Raises ConfigError that lists missing and unexpected names, other shapes, a name in two shards, a tensor that is stored
     twice or quantised, or a file that is no safetensors; the network is then unchanged."""
