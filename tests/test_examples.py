@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from safetensors.numpy import load_file
 
+from models.lingbot.tiny import tiny_lingbot
+from realtime_omni import SessionManager
+from realtime_omni.testing.inline import small_config
 from realtime_omni.testing.null_policy import NullPolicy
 from server.robot_server import served
 
@@ -19,6 +26,7 @@ def example(name: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -59,3 +67,49 @@ async def test_a_voice_that_is_interrupted_remembers_what_was_heard() -> None:
     assert said
     assert module.LINE.startswith(said)
     assert said != module.LINE
+
+
+WALK = """
+{"event_id": 0, "prompt": "a street in the rain", "frames": [["w"], ["w"], ["w", "l"]]}
+{"event_id": 1, "frames": [["w"], [], []]}
+
+{"event_id": 7, "prompt": "the sun comes out"}
+"""
+
+
+async def test_a_file_of_events_leaves_latents_and_metadata_of_every_chunk(tmp_path: Path) -> None:
+    module = example("lingbot_events")
+    (tmp_path / "walk.jsonl").write_text(WALK)
+    events = module.read_events(tmp_path / "walk.jsonl", 3)
+    manager = SessionManager(tiny_lingbot(), small_config(dtype="float32"))
+    summary = await module.run(manager, events, tmp_path / "out", seed=1)
+    assert (summary["chunks"], summary["frames"], summary["finite"]) == (3, 33, True)
+    assert json.loads((tmp_path / "out/summary.json").read_text()) == summary
+    rows = [json.loads((tmp_path / f"out/chunk-{n:04}.json").read_text()) for n in range(3)]
+    assert [row["applied_event_ids"] for row in rows] == [[0], [1], [7]]
+    assert [row["prompt"] for row in rows] == ["a street in the rain"] * 2 + ["the sun comes out"]
+    assert [row["chunk_index"] for row in rows] == [0, 1, 2]
+    for n, row in enumerate(rows):
+        latents = load_file(tmp_path / f"out/chunk-{n:04}.safetensors")["latents"]
+        assert (list(latents.shape), str(latents.dtype)) == (row["shape"], row["dtype"])
+    assert len(list((tmp_path / "out").iterdir())) == 7
+
+
+BAD_EVENTS = {
+    '{"event_id": 0}': "neither prompt nor frames",
+    '{"event_id": -1, "prompt": "a"}': ">= 0",
+    '{"event_id": 0, "prompt": "  "}': "regex",
+    '{"event_id": 0, "frames": [["w"]]}': "3 lists of keys, not 1",
+    '{"event_id": 0, "frames": [["w"], [], "s"]}': r"frames\[...\]",
+    '{"event_id": 0, "prompt": "a", "camera": 1}': "camera",
+    "not json": "JSON",
+    '{"event_id": 0, "prompt": "a"}\n{"event_id": 0, "prompt": "b"}': ":2: event_id 0 does not rise",
+    "\n": "no event in it",
+}
+
+
+@pytest.mark.parametrize("text", BAD_EVENTS)
+def test_a_file_of_events_is_refused_by_its_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text(text)
+    with pytest.raises(SystemExit, match=BAD_EVENTS[text]):
+        example("lingbot_events").read_events(tmp_path / "bad.jsonl", 3)
