@@ -270,9 +270,12 @@ def main(argv: Sequence[str]) -> int:
     chosen.add_argument("--model")
     model, others = chosen.parse_known_args(argv)
     if model.model == "lingbot-geometry":  # no server: a bare GPU host has none of what one needs
-        from realtime_omni.bench import lingbot
+        from realtime_omni.bench import lingbot, lingbot_ranks
 
-        return lingbot.main([argument for argument in others if argument != "--in-process"])
+        given = [argument for argument in others if argument != "--in-process"]
+        if any(argument.startswith("--parallel") for argument in given):
+            return lingbot_ranks.main(given)
+        return lingbot.main(given)
     args = parse(argv)
     if args.connect:
         got, seen = asyncio.run(run_load(args, args.connect, None))

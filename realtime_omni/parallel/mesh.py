@@ -122,22 +122,22 @@ class Mesh:
             dist.broadcast(x, 0)
         return x
 
-    def to_heads(self, *sent: Tensor) -> tuple[Tensor, ...]:
-        """Each [S, B, t', h, d], what is for each rank of the sequence group, to [B, T, h, d]: all tokens of some heads."""
+    def exchange(self, sent: Tensor) -> Exchange:
+        """Begin to give ``sent[s]`` to rank s of the sequence group; the device goes on with what is asked of it next."""
         if self.grid.sequence_size == 1:
-            return tuple(x[0] for x in sent)
-        with self._span():
-            found = self._exchanged(sent)
-        return tuple(x.transpose(0, 1).flatten(1, 2) for x in found)
+            return Exchange(sent, None, self)
+        received = torch.empty_like(sent)
+        return Exchange(
+            received, dist.all_to_all_single(received, sent, group=self._sequence, async_op=True), self, sent
+        )
+
+    def to_heads(self, *sent: Exchange) -> tuple[Tensor, ...]:
+        """Each of [S, B, t', h, d], to [B, T, h, d]: all tokens of some heads."""
+        return tuple(x.wait().transpose(0, 1).flatten(1, 2) for x in sent)
 
     def to_tokens(self, x: Tensor) -> Tensor:
         """[B, T, h, d] to [S, B, t', h, d]: the heads of each rank for some tokens."""
-        parts = _split(x, self.grid.sequence_size)
-        if self.grid.sequence_size == 1:
-            return parts
-        with self._span():
-            (received,) = self._exchanged((parts,))
-        return received
+        return self.exchange(_split(x, self.grid.sequence_size)).wait()
 
     def gathered(self, x: Tensor) -> Tensor:
         """[B, t, D] of each rank of the tensor group to [B, P t, D]."""
@@ -172,18 +172,26 @@ class Mesh:
         if dist.is_initialized():
             _abort_process_group()
 
-    def _exchanged(self, sent: Sequence[Tensor]) -> list[Tensor]:
-        received = [torch.empty_like(x) for x in sent]
-        works = [
-            dist.all_to_all_single(to, x, group=self._sequence, async_op=True)
-            for to, x in zip(received, sent, strict=True)
-        ]
-        for work in works:
-            work.wait()
-        return received
-
     def _span(self) -> _Span:
         return _Span(self.meter)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """An all-to-all that is under way."""
+
+    received: Tensor
+    work: dist.Work | None
+    mesh: Mesh
+    sent: Tensor | None = None
+    """Held until then: its memory must not be another's."""
+
+    def wait(self) -> Tensor:
+        """What came, in the order of the ranks; only the device waits (a CPU is the device)."""
+        if self.work is not None:
+            with _Span(self.mesh.meter):
+                self.work.wait()
+        return self.received
 
 
 class _Span:

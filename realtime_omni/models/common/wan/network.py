@@ -101,11 +101,11 @@ def forward(
 ) -> Tensor:
     """One pass through the engine's pages; see :meth:`Network.flow`."""
     device = latents.device
-    first = torch.tensor(frames, device=device)[:, None]
+    numbers = [torch.arange(first, first + latents.shape[1], device=device) for first in frames]
     flow: Tensor = transformer(
         latents,
         torch.full((len(rows),), timestep, device=device),
-        first + torch.arange(latents.shape[1], device=device),
+        torch.stack(numbers),  # a tensor of a list would be a copy that waits for the device
         stacked(texts),
         lambda layer, q, k, v: attention.attend(layer, q, k, v, rows=rows, commit=commit),
         camera=camera,

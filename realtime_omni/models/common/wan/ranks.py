@@ -240,6 +240,9 @@ class RankedNetwork:
         self._mesh.meter = Meter(self._mesh.device)
         return self._mesh.meter
 
+    def stop_measuring(self) -> None:
+        self._mesh.meter = None
+
     def _remembered(self, number: int, layers: tuple[KeysValues, ...]) -> tuple[KeysValues, ...]:
         first = layers[0][0]
         self._known[first] = number

@@ -1,0 +1,337 @@
+"""LingBot-World's real dimensions with random weights on several devices of one host: what a block costs, and its exchanges.
+
+    realtime-omni bench world --model lingbot-geometry --parallel sp=2[,tp=2] --json [--scale full|tiny] [--device cuda]
+        [--dtype bfloat16] [--compile] [--blocks 20] [--against first.npy] [--keep first.npy]
+
+Starts the other ranks itself; ``sp=1`` is one process, the same way. Geometry and weights are those of
+:mod:`realtime_omni.bench.lingbot`: every rank draws the whole of each parameter from one seed and keeps its share. Latents
+only, through the engine.
+
+Definitions: ``block_ms`` from asking for a block to its latents on the CPU, steady state, after the window is full;
+``dit_ms`` its passes. ``exchange_ms`` is what rank 0's collectives take, waiting for the others included, measured
+in blocks of their own with an event around each; ``exchange_share`` of these blocks' time. ``first_block_ms`` from
+creating a session, with everything compiled. ``resident_ms``: two sessions ask in turn. ``valid``: latents are finite, and
+the first block differs from ``--against`` (another run's ``--keep``) by at most ``--tolerance`` standard deviations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from realtime_omni.bench.conditions import commit, hardware, software, summary
+from realtime_omni.bench.lingbot import CAMERA, GATES, SCALES, NoText, Scale
+from realtime_omni.config import Config, EngineSection, KVSection, ParallelSection, SessionSection
+from realtime_omni.models.common.wan.ranks import RankedNetwork, RankReport, WanReplica
+from realtime_omni.models.common.wan.sharded import ShardedTransformer, check_grid, share_of
+from realtime_omni.models.common.wan.transformer import WanConfig, WanTransformer
+from realtime_omni.models.common.wan.weights import parts_of
+from realtime_omni.models.lingbot.model import LingBot
+from realtime_omni.parallel.mesh import Grid, Mesh
+from realtime_omni.parallel.team import Team
+from realtime_omni.session.values import ControlInput
+from realtime_omni.testing.inline import InlineEngine
+
+SIZES = SCALES | {
+    "tiny": Scale(
+        replace(SCALES["tiny"].network, heads=8, head_dim=16),
+        replace(SCALES["tiny"].settings, height=64, width=64),
+    )
+}
+"""The smallest has heads and tokens for eight ranks."""
+
+
+_CONFIG = (
+    *("parallel", "scale", "device", "dtype", "compile"),
+    *("no_overlap", "no_clean_pass", "gather_each_pass"),
+)
+RESIDENT_BLOCKS = 10
+"""At most so many turns of two sessions are timed."""
+
+
+class Arguments(msgspec.Struct, frozen=True):
+    """What the other ranks need to build theirs."""
+
+    scale: str
+    dtype: str
+    compile: bool
+    overlap: bool = True
+
+
+def replica(mesh: Mesh, arguments: bytes) -> WanReplica:
+    given = msgspec.msgpack.decode(arguments, type=Arguments)
+    return WanReplica(share(given, mesh), compile_layers=given.compile)
+
+
+def share(given: Arguments, mesh: Mesh) -> ShardedTransformer:
+    """One rank's part of the network that ``bench.lingbot`` draws."""
+    config = SIZES[given.scale].network
+    dtype = getattr(torch, given.dtype)
+    with torch.device("meta"):
+        network = ShardedTransformer(config, mesh, overlap=given.overlap)
+        whole = WanTransformer(config)
+    generator = torch.Generator(mesh.device).manual_seed(0)
+    for name, parameter in whole.named_parameters():
+        drawn = _drawn(name, parameter.shape, generator, dtype, mesh.device)
+        path, _, leaf = name.rpartition(".")
+        setattr(network.get_submodule(path), leaf, nn.Parameter(_kept(name, drawn, mesh.grid), requires_grad=False))
+    return network
+
+
+def _drawn(
+    name: str, shape: torch.Size, generator: torch.Generator, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """As :func:`realtime_omni.bench.lingbot.random_network` draws it."""
+    if "norm" in name:
+        return torch.full(shape, float(name.endswith(".weight")), dtype=dtype, device=device)
+    spread = 1.0 / shape[-1] ** 0.5
+    spread *= GATES if name.startswith("time_projection") else 1.0
+    spread *= CAMERA if ".camera.scale" in name or ".camera.shift" in name else 1.0
+    drawn = torch.randn(shape, generator=generator, device=device, dtype=dtype)
+    return drawn.mul_(spread)
+
+
+def _kept(name: str, drawn: Tensor, grid: Grid) -> Tensor:
+    parts = parts_of(name, drawn.shape)
+    kept = []
+    for part, piece in zip(parts, drawn.tensor_split(len(parts)), strict=True):
+        own = share_of(part.name, piece.shape, grid)
+        kept.append(torch.zeros_like(piece) if own is None else piece[own])
+    return torch.cat(kept) if len(kept) > 1 else kept[0].clone()
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Blocks of one session with the key w held: their latents, and milliseconds."""
+
+    latents: list[np.ndarray]
+    block_ms: list[float]
+
+
+def walk(engine: InlineEngine, name: str, blocks: int) -> Walk:
+    done = Walk([], [])
+    for _ in range(blocks):
+        began_s = time.perf_counter()
+        chunk = engine.next(name)
+        done.block_ms.append((time.perf_counter() - began_s) * 1000)
+        done.latents.append(chunk.artifacts["latents"].data)
+    return done
+
+
+class Passes:
+    """Milliseconds from asking for a block's first pass to the end of its last, for which the network waits."""
+
+    def __init__(self, network: RankedNetwork) -> None:
+        self.block_ms: list[float] = []
+        self._flow = network.flow
+        self._began_s: float | None = None
+        network.flow = self._timed  # type: ignore[method-assign]
+
+    def _timed(self, *inputs: Any, commit: bool, **how: Any) -> Tensor:
+        if self._began_s is None:
+            self._began_s = time.perf_counter()
+        flow = self._flow(*inputs, commit=commit, **how)
+        if commit:
+            self.block_ms.append((time.perf_counter() - self._began_s) * 1000)
+            self._began_s = None
+        return flow
+
+
+def created(engine: InlineEngine, name: str) -> None:
+    engine.create(name, seed=1)
+    engine.accept(name, 0, controls=[ControlInput("camera", "realtime_omni.held_keys.v1", {"keys": ["w"]})])
+
+
+def config_for(args: argparse.Namespace, grid: Grid) -> Config:
+    return Config(
+        model="lingbot-geometry",
+        device=args.device,
+        dtype=args.dtype,
+        kv=KVSection(memory_fraction=0.9, requested_sessions=args.sessions, keep_gathered=not args.gather_each_pass),
+        engine=EngineSection(max_batch=1),
+        session=SessionSection(max_sessions=args.sessions),
+        parallel=ParallelSection(sp=grid.sequence_size, tp=grid.tensor_size, timeout_s=args.timeout_s),
+    )
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """One run; see the module."""
+    grid = grid_of(args.parallel)
+    scale = SIZES[args.scale]
+    config: WanConfig = scale.network
+    settings = replace(scale.settings, clean_pass=not args.no_clean_pass)
+    cells = settings.height // 16 * (settings.width // 16)
+    check_grid(config, cells * settings.frames_per_block, grid)
+    given = Arguments(args.scale, args.dtype, args.compile, not args.no_overlap)
+    began_s = time.perf_counter()
+    team = Team(
+        grid,
+        device=args.device,
+        replica="realtime_omni.bench.lingbot_ranks:replica",
+        arguments=msgspec.msgpack.encode(given),
+        timeout_s=args.timeout_s,
+    )
+    try:
+        network = RankedNetwork(share(given, team.mesh), team, compile_layers=args.compile)
+        model = LingBot(
+            network,
+            NoText(config.text_width),
+            settings,
+            name="lingbot-geometry",
+            device=team.mesh.device,
+            fingerprint="0" * 64,
+        )
+        engine = InlineEngine(model, config_for(args, grid))
+        return _measured(args, engine, network, time.perf_counter() - began_s)
+    finally:
+        team.close()
+
+
+def _measured(args: argparse.Namespace, engine: InlineEngine, network: RankedNetwork, start_s: float) -> dict[str, Any]:
+    settings = network_settings(engine)
+    full = -(-(settings.window_frames + settings.sink_frames) // settings.frames_per_block)
+    began_s = time.perf_counter()
+    created(engine, "warm")
+    first = walk(engine, "warm", full + 1).latents[0]
+    engine.close("warm")
+    warm_s = time.perf_counter() - began_s
+    began_s = time.perf_counter()
+    created(engine, "timed")
+    walk(engine, "timed", 1)
+    first_ms = (time.perf_counter() - began_s) * 1000
+    walk(engine, "timed", full)
+    passes = Passes(network)
+    timed = walk(engine, "timed", args.blocks)
+    dit_ms = list(passes.block_ms)
+    meter = network.measure()
+    metered = walk(engine, "timed", args.metered)
+    exchange_ms = meter.take_ms() / args.metered
+    network.stop_measuring()
+    resident = _interleaved(engine, full, min(args.blocks, RESIDENT_BLOCKS)) if args.sessions > 1 else None
+    reports = network.reports()
+    wrong = _wrong(first, timed.latents, args)
+    if args.keep:
+        np.save(args.keep, first)
+    pictures = 4 * settings.frames_per_block
+    return {
+        "conditions": {
+            "commit": commit(),
+            "hardware": hardware() | _device(args.device),
+            "software": software(),
+            "config": {name: getattr(args, name) for name in _CONFIG},
+            "workload": f"{settings.height} x {settings.width}, {len(settings.labels) + settings.clean_pass} passes, "
+            f"{settings.sink_frames} + {settings.window_frames} frames",
+            "warm_up_blocks": full + 1,
+            "population": args.blocks,
+        },
+        "valid": not wrong,
+        "wrong": wrong,
+        "ranks": len(reports) + 1,
+        "block_ms": summary(timed.block_ms, 0.5, 0.99),
+        "dit_ms": summary(dit_ms, 0.5, 0.99),
+        "fps": pictures / statistics.median(timed.block_ms) * 1000,
+        "exchange_ms": exchange_ms,
+        "exchange_share": exchange_ms / statistics.mean(metered.block_ms),
+        "first_block_ms": first_ms,
+        "resident_ms": None if resident is None else summary(resident, 0.5, 0.99),
+        "start_s": start_s,
+        "warm_up_s": warm_s,
+        "kv_bytes_of_rank": engine.runner.memory().kv_pool,
+        "peak_bytes": _peaks(args.device, reports),
+    }
+
+
+def _interleaved(engine: InlineEngine, full: int, blocks: int) -> list[float]:
+    """Milliseconds from block to block of each of two sessions that take turns."""
+    created(engine, "other")
+    walk(engine, "other", full)
+    taken = []
+    for _ in range(blocks):
+        turn = [walk(engine, name, 1).block_ms[0] for name in ("timed", "other")]
+        taken.append(sum(turn))
+    return taken
+
+
+def _wrong(first: np.ndarray, latents: Sequence[np.ndarray], args: argparse.Namespace) -> list[str]:
+    wrong = []
+    if not all(np.isfinite(block).all() for block in latents):
+        wrong.append("latents are not finite")
+    if args.against:
+        other = np.load(args.against)
+        difference = float(np.abs(first - other).max() / other.std())
+        if not difference <= args.tolerance:
+            wrong.append(f"the first block differs from that of {args.against} by {difference:.3g} standard deviations")
+    return wrong
+
+
+def network_settings(engine: InlineEngine) -> Any:
+    model = engine.runner.model
+    assert isinstance(model, LingBot)
+    return model.settings
+
+
+def _device(device: str) -> dict[str, object]:
+    return {"device": torch.cuda.get_device_name(device)} if device.startswith("cuda") else {}
+
+
+def _peaks(device: str, reports: Sequence[RankReport]) -> list[int] | None:
+    if not device.startswith("cuda"):
+        return None
+    return [torch.cuda.max_memory_allocated(), *(report.peak_bytes for report in reports)]
+
+
+def grid_of(text: str) -> Grid:
+    """``sp=2``, ``tp=2`` or ``sp=2,tp=2``. Raises ArgumentTypeError."""
+    sizes = {"sp": 1, "tp": 1}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if name not in sizes or not value.isdecimal() or int(value) < 1:
+            raise argparse.ArgumentTypeError(f"write it as sp=2, tp=2 or sp=2,tp=2, not {text!r}")
+        sizes[name] = int(value)
+    return Grid(0, sizes["sp"], sizes["tp"])
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="realtime-omni bench world --model lingbot-geometry", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--parallel", required=True)
+    parser.add_argument("--scale", choices=sorted(SIZES), default="full")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--blocks", type=int, default=20)
+    parser.add_argument("--metered", type=int, default=3, help="blocks whose exchanges are timed")
+    parser.add_argument("--sessions", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--no-overlap", action="store_true", help="exchange queries, keys and values together")
+    parser.add_argument("--no-clean-pass", action="store_true", help="the last denoise pass writes history")
+    parser.add_argument("--gather-each-pass", action="store_true", help="less memory, and slower")
+    parser.add_argument("--timeout-s", type=float, default=120.0, help="of every exchange")
+    parser.add_argument("--keep", help="write the first block's latents here, as .npy")
+    parser.add_argument("--against", help="what another run kept")
+    parser.add_argument("--tolerance", type=float, default=0.1)
+    parser.add_argument("--json", action="store_true", help="as JSON (it always is)")
+    args = parser.parse_args(argv)
+    try:
+        grid_of(args.parallel)
+    except argparse.ArgumentTypeError as error:
+        parser.error(str(error))
+    result = measure(args)
+    print(json.dumps(result, indent=2))
+    return 0 if result["valid"] else 1
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.exit(main(sys.argv[1:]))
