@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -54,6 +54,7 @@ class Call:
         self._rewind_to: int | None = None
         self._mending: asyncio.Task[None] | None = None
         self._changed: asyncio.Future[None] | None = None
+        self._listener: Callable[[], None] | None = None
         self._unsubscribe = session.subscribe(self._noticed)
 
     @property
@@ -140,6 +141,13 @@ class Call:
             if isinstance(output, Ended):
                 return
 
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """Instead of :meth:`outputs`, for one reader that has no task of its own: ``listener``, which must not raise, is called
+        when there may be something new to read (``duplex.read``). For a tick that is at once: a task's turn for each of
+        a thousand ticks a second would be a tenth of all work. For anything else it is in the loop's next round, so never in
+        the middle of what the reader does to the call."""
+        self._listener = listener
+
     async def close(self, reason: str = "client") -> None:
         """End the call and release its session. Idempotent; raises CleanupError when the release failed (it is retried)."""
         self._end(reason)
@@ -198,7 +206,7 @@ class Call:
             return
         audio = chunk.artifacts[chunk.primary].data[0]
         oldest = self._session.oldest_rewind
-        self._follow(self.duplex.settled(feed, audio, chunk.signals, self._now_s(), oldest))
+        self._follow(self.duplex.settled(feed, audio, chunk.signals, self._now_s(), oldest), at_once=True)
         self._calls.observe(due_s)
 
     def _failed(self, feed: Feed, error: BaseException) -> None:
@@ -210,11 +218,11 @@ class Call:
             self._failures[feed.number] += 1
         self._mend()
 
-    def _follow(self, rewind_to: int | None) -> None:
+    def _follow(self, rewind_to: int | None, *, at_once: bool = False) -> None:
         if rewind_to is not None:
             self._rewind_to = rewind_to if self._rewind_to is None else min(rewind_to, self._rewind_to)
             self._mend()
-        self.changed()
+        self.changed(at_once=at_once)
 
     def _mend(self) -> None:
         if self._mending is None and self.duplex.ended is None:
@@ -271,11 +279,15 @@ class Call:
     def _now_s(self) -> float:
         return self._calls.now_s()
 
-    def changed(self) -> None:
+    def changed(self, *, at_once: bool = False) -> None:
         """Readers look again."""
         changed, self._changed = self._changed, None
         if changed is not None and not changed.done():
             changed.set_result(None)
+        if self._listener is not None and at_once:
+            self._listener()
+        elif self._listener is not None:
+            asyncio.get_running_loop().call_soon(self._listener)
 
     async def _wait(self) -> None:
         if self._changed is None:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Response, WebSocket
@@ -16,6 +17,7 @@ from fastapi.responses import JSONResponse
 
 from realtime_omni.errors import OmniError
 from realtime_omni.server.codes import describe_error
+from realtime_omni.server.incoming import Incoming
 from realtime_omni.server.live_session import LiveSession
 from realtime_omni.server.outbox import ConnectionEnded
 from realtime_omni.server.outgoing import Outgoing, PromptTransport
@@ -66,18 +68,12 @@ class LiveHub:
             try:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(out.run())
-                    group.create_task(self._read(transport, session, peer))
+                    act = partial(session.receive, peer)
+                    group.create_task(Incoming(transport, self.voice.reading_pace(), act).run())
             except* (ConnectionEnded, TransportLost):
                 pass
             finally:
                 session.detach(peer)
-
-    async def _read(self, transport: PromptTransport, session: LiveSession, peer: int) -> None:
-        pace = self.voice.reading_pace()
-        while True:
-            frame = await transport.receive()
-            await pace.admit()
-            session.receive(peer, frame)
 
     # -- sessions --------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
@@ -23,6 +24,7 @@ from realtime_omni.duplex.journal import Lost
 from realtime_omni.duplex.outputs import Ended, InputReport, Interrupted, Output, Tick
 from realtime_omni.errors import ArgumentError, CapacityError, OmniError
 from realtime_omni.server.codes import describe_error
+from realtime_omni.server.incoming import Incoming
 from realtime_omni.server.live_words import Captions
 from realtime_omni.server.outbox import ConnectionEnded
 from realtime_omni.server.outgoing import Outgoing, PromptTransport
@@ -103,16 +105,23 @@ class LiveSession:
         self._context: float | None = None
         self._overrun = self._asked = 0
         self._said_at_ms: dict[str, float] = {}
+        self._telling: Call | None = None
+        """The call whose outputs are told, ``_cursor`` behind the last."""
+        self._cursor = 0
+        self._late = asyncio.Event()
+        self._fault: Exception | None = None
 
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Serve the primary connection, and the session, to the end. Leaves no task and no call."""
         writer = asyncio.create_task(self._out.run())
+        incoming = Incoming(self._transport, self._voice.reading_pace(), partial(self.receive, PRIMARY))
         try:
             async with asyncio.TaskGroup() as self._group:
                 self._group.create_task(self._follow(writer))
-                self._group.create_task(self._read())
+                self._group.create_task(incoming.run())
+                self._group.create_task(self._tell_late())
                 self._group.create_task(self._watch_start())
                 self._group.create_task(self._finish_in_time())
                 self._group.create_task(self._stop_with_server())
@@ -122,6 +131,7 @@ class LiveSession:
             fault = describe_error(faults, session=self.id)
             self._fatal(LiveCode.SERVER_ERROR, fault.message, LiveClose.SERVER_ERROR)
         finally:
+            self._telling = None
             try:
                 await self._leave(writer)
             finally:
@@ -203,13 +213,6 @@ class LiveSession:
         """One frame of a connection."""
         self._do(self.side.receive(peer, frame))
 
-    async def _read(self) -> None:
-        pace = self._voice.reading_pace()
-        while True:
-            frame = await self._transport.receive()
-            await pace.admit()
-            self.receive(PRIMARY, frame)
-
     # -- commands --------------------------------------------------------------------------------------------------
 
     def _do(self, commands: Iterable[Command]) -> None:
@@ -270,8 +273,9 @@ class LiveSession:
             self._do(
                 self.side.inform("input_ignored", f"this model takes no text: {', '.join(ignored)} without effect")
             )
-        assert self._group is not None
-        self._group.create_task(self._tell(call))
+        self._telling = call
+        call.listen(self._tell)
+        self._tell()
 
     def _choose(self, config: SessionConfig) -> str | None:
         """The voice to ask the model for. Raises LiveError for a model or voice that is not here."""
@@ -359,10 +363,33 @@ class LiveSession:
 
     # -- what the call tells ---------------------------------------------------------------------------------------
 
-    async def _tell(self, call: Call) -> None:
-        async for _, output in call.outputs():
-            self._on_output(output)
+    def _tell(self) -> None:
+        """What the call has told, as far as there is room for it."""
+        try:
+            while self._telling is not None and self._fault is None:
+                if not self._out.has_room:
+                    self._late.set()
+                    return
+                found = self._telling.duplex.read(self._cursor, 1)
+                if not found:
+                    return
+                ((self._cursor, output),) = found
+                self._on_output(output)
+                if isinstance(output, Ended):
+                    self._telling = None
+        except Exception as fault:  # whoever calls this is no task of ours
+            self._fault = fault
+            self._late.set()
+
+    async def _tell_late(self) -> None:
+        """Go on when there is room again. Raises what went wrong outside any task."""
+        while True:
+            await self._late.wait()
+            self._late.clear()
+            if self._fault is not None:
+                raise self._fault
             await self._out.room()
+            self._tell()
 
     def _on_output(self, output: Output | Lost) -> None:
         match output:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from realtime_omni.server.outbox import ConnectionEnded
@@ -26,6 +26,11 @@ class PromptTransport(Protocol):
 
     def put(self, frames: Sequence[Frame]) -> bool:
         """Write now; False, and nothing is written, when that would wait."""
+        ...
+
+    def listen(self, take: Callable[[Frame], bool]) -> None:
+        """Every message is offered to ``take`` as it comes, where that is possible; what it does not take (False), and what
+        comes while such a one waits, is `receive`'s. ``take`` must not raise."""
         ...
 
     async def receive(self) -> Frame: ...
@@ -64,6 +69,11 @@ class Outgoing:
         if self._last is None:
             self._last = (code, reason)
             self._filled.set()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more sound may be added now."""
+        return self._room.is_set()
 
     async def room(self) -> None:
         """Returns when more sound may be added."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
@@ -24,6 +24,10 @@ class Peer(Protocol):
 
     def put(self, messages: Sequence[str | bytes]) -> bool:
         """Write messages in one piece, now; False, and nothing is written, when there is no room or no connection."""
+        ...
+
+    def listen(self, take: Callable[[str | bytes], bool]) -> None:
+        """Offer every message to ``take`` as it comes; what it does not take waits for ASGI's ``receive``, in order."""
         ...
 
     def abort(self) -> None:
@@ -74,6 +78,11 @@ class StarletteTransport:
         text = message.get("text")
         data: str | bytes = text if text is not None else message["bytes"]
         return data
+
+    def listen(self, take: Callable[[str | bytes], bool]) -> None:
+        """Offer every message to ``take`` as it comes, where the connection can; the others are `receive`'s, in order."""
+        if self._peer is not None:
+            self._peer.listen(take)
 
     def put(self, messages: Sequence[str | bytes]) -> bool:
         """Write messages in one piece, now; False, and nothing is written, when that would wait."""

@@ -38,6 +38,10 @@ class ReadingPace:
         self._bucket = TokenBucket(messages_per_s, clock.now_s())
         self._never = asyncio.Event()
 
+    def admits(self) -> bool:
+        """Whether a message may be acted upon now; if so, it is counted."""
+        return self._bucket.take(1, self._clock.now_s())
+
     async def admit(self, messages: int = 1) -> None:
         """Returns when what was received, as so many messages, may be acted upon."""
         while not self._bucket.take(messages, self._clock.now_s()):

@@ -141,6 +141,41 @@ async def test_messages_say_when_they_came(connected: Connected) -> None:
     assert message["realtime_omni.received_s"] > 0
 
 
+async def test_a_listener_has_every_message_at_once_and_what_it_refuses_waits_in_order(connected: Connected) -> None:
+    heard: list[str | bytes] = []
+    willing = True
+
+    def take(message: str | bytes) -> bool:
+        if willing:
+            heard.append(message)
+        return willing
+
+    def say(*messages: bytes) -> None:
+        for message in messages:
+            connected.client.send_text(message)
+        connected.peer.data_received(b"".join(connected.client.data_to_send()))
+
+    connected.peer.listen(take)
+    connected.client.send_binary(b"\x00")
+    say(b"one", b"two")
+    assert heard == [b"\x00", "one", "two"]
+    willing = False
+    say(b"three")
+    willing = True
+    say(b"four")  # behind the one that waits
+    texts = [(await connected.peer.receive())["text"] for _ in range(2)]  # type: ignore[typeddict-item]
+    assert texts == ["three", "four"]
+    say(b"five")
+    assert heard[3:] == ["five"]
+
+
+async def test_a_listener_is_not_told_what_is_no_text(connected: Connected) -> None:
+    connected.peer.listen(lambda message: True)
+    connected.client.send_text(b"\xff")
+    connected.peer.data_received(b"".join(connected.client.data_to_send()))
+    assert connected.peer.close_sent
+
+
 class SlowPeer:
     """Has no room; ``abort`` is what a test waits for."""
 

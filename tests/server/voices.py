@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -44,6 +44,7 @@ class VoiceTransport:
 
     def __init__(self) -> None:
         self.inbound: asyncio.Queue[str | bytes | None] = asyncio.Queue()
+        self.take: Callable[[str | bytes], bool] | None = None
         self.sent: list[Any] = []
         self.closed: tuple[int, str] | None = None
         self.flowing = asyncio.Event()
@@ -54,6 +55,14 @@ class VoiceTransport:
             return False
         self.sent += frames
         return True
+
+    def listen(self, take: Callable[[str | bytes], bool]) -> None:
+        self.take = take
+
+    def arrive(self, frame: str | bytes) -> None:
+        """From the peer."""
+        if self.take is None or not self.inbound.empty() or not self.take(frame):
+            self.inbound.put_nowait(frame)
 
     async def receive(self) -> str | bytes:
         frame = await self.inbound.get()
@@ -80,7 +89,7 @@ class LiveClient(VoiceTransport):
     """A client of the Live protocol on such a socket."""
 
     def say(self, kind: str, **fields: Any) -> None:
-        self.inbound.put_nowait(json.dumps({"type": kind, **fields}))
+        self.arrive(json.dumps({"type": kind, **fields}))
 
     def append(self, data: bytes) -> None:
         self.say("session.input_audio.append", audio=base64.b64encode(data).decode())
