@@ -100,7 +100,7 @@ BAD_EVENTS = {
     '{"event_id": -1, "prompt": "a"}': ">= 0",
     '{"event_id": 0, "prompt": "  "}': "regex",
     '{"event_id": 0, "frames": [["w"]]}': "3 lists of keys, not 1",
-    '{"event_id": 0, "frames": [["w"], [], "s"]}': r"frames\[...\]",
+    '{"event_id": 0, "frames": [["w"], [], "s"]}': "got `str`",
     '{"event_id": 0, "prompt": "a", "camera": 1}': "camera",
     "not json": "JSON",
     '{"event_id": 0, "prompt": "a"}\n{"event_id": 0, "prompt": "b"}': ":2: event_id 0 does not rise",

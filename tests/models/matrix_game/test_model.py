@@ -185,7 +185,7 @@ def test_a_picture_begins_the_world_and_the_network_looks_at_it() -> None:
     grey, seen = engine.next("grey", outputs=("latents",)), engine.next("a", outputs=("frames", "latents"))
     assert seen.artifacts["frames"].data.shape == (9, 3, 32, 48)
     assert not np.allclose(grey.artifacts["latents"].data, seen.artifacts["latents"].data, atol=1e-3)
-    with pytest.raises(ArgumentError, match="smaller than 16") as caught:
+    with pytest.raises(ArgumentError, match="a side has 16 to 4096") as caught:
         engine.create("b", seed=1, image=np.zeros((8, 8, 3), dtype=np.uint8))
     assert caught.value.code == "image_invalid"
 

@@ -29,7 +29,7 @@ from realtime_omni.models.common.wan.vae import (
 
 MASK_CHANNELS = 4
 """Of a network's input: 1 where the condition is a given picture."""
-SMALLEST = 16
+SMALLEST, LARGEST = 16, 4096
 """Pixels per side of a picture that can be taken."""
 
 
@@ -131,8 +131,12 @@ def fit(image: np.ndarray, height: int, width: int, device: torch.device) -> Ten
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise ArgumentError("an image is uint8 [H, W, 3]", code=ErrorCode.IMAGE_INVALID, path="image")
     tall, wide = image.shape[:2]
-    if min(tall, wide) < SMALLEST:
-        raise ArgumentError(f"the image is smaller than {SMALLEST} pixels", code=ErrorCode.IMAGE_INVALID, path="image")
+    if min(tall, wide) < SMALLEST or max(tall, wide) > LARGEST:
+        raise ArgumentError(
+            f"the image is {wide} x {tall}; a side has {SMALLEST} to {LARGEST} pixels",
+            code=ErrorCode.IMAGE_INVALID,
+            path="image",
+        )
     if tall * width > wide * height:
         cut = round(wide * height / width)
         image = image[(tall - cut) // 2 :][:cut]
