@@ -30,7 +30,7 @@ from realtime_omni.server.client_secrets import ClientSecrets
 from realtime_omni.server.clock import Clock
 from realtime_omni.server.codes import describe_error
 from realtime_omni.server.hub import WorldHub
-from realtime_omni.server.kinds import by_kind, kind_of
+from realtime_omni.server.kinds import by_kind, first_kinds, kinds_of
 from realtime_omni.server.live import LiveHub, add_live_routes
 from realtime_omni.server.metrics import Metrics
 from realtime_omni.server.moshi import add_moshi_routes
@@ -91,7 +91,8 @@ def create_app(
     """
     models = by_kind((manager, *beside))
     metrics = Metrics()
-    for kind, each in models.items():
+    engines = first_kinds(models)
+    for kind, each in engines.items():
         metrics.watch(kind, each.statistics)
 
     def settings_of(each: Backend) -> ServerSettings:
@@ -135,7 +136,7 @@ def create_app(
     app.add_exception_handler(OmniError, _known_error)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(Exception, _unknown_error)
-    managers = tuple(models.values())
+    managers = tuple(engines.values())
     _add_status_routes(app, managers, metrics)
     _add_session_routes(app, managers)
     _add_model_routes(app, managers)
@@ -267,7 +268,7 @@ def _model(manager: Backend) -> dict[str, object]:
         "height": model.height,
         "fps": manager.config.session.fps or model.fps,
         "frames_per_block": model.pictures_per_block,
-        "formats": [name for name in FORMATS if kind_of(model) == "world" and _available(name, model)],
+        "formats": [name for name in FORMATS if "world" in kinds_of(model) and _available(name, model)],
         "default_prompt": model.default_prompt,
         "prompts": list(model.prompts),
         "starts": list(model.starts),

@@ -81,9 +81,10 @@ def _cameras(given: Deployment, policy: PolicyFacts) -> tuple[Camera, ...]:
             f"deploy.cameras: the policy has no camera {unknown[0]!r}; it has {', '.join(policy.cameras)}",
             path="deploy.cameras",
         )
-    stacked = [camera.name for camera in given.cameras if camera.max_frames > 1]
+    stacked = [camera.name for camera in given.cameras if camera.max_frames > policy.max_frames]
     if stacked:
-        raise ConfigError(f"deploy.cameras: {stacked[0]}: this policy takes one picture", path="deploy.cameras")
+        most = "one picture" if policy.max_frames == 1 else f"{policy.max_frames} pictures at most"
+        raise ConfigError(f"deploy.cameras: {stacked[0]}: this policy takes {most}", path="deploy.cameras")
     return tuple(slots.get(name, Camera(name=name)) for name in policy.cameras)
 
 

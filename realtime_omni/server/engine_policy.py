@@ -49,13 +49,14 @@ class PolicySessions(Protocol):
 
 @dataclass(slots=True)
 class _Robot:
-    """``chunk`` and ``tick``: index and start of the chunk that was delivered last."""
+    """``chunk`` and ``tick``: index and start of the chunk that was delivered last. ``prompt``: of the latest observation."""
 
     session: PolicySession
     control_hz: float | None
     delay: DelayEstimate = field(default_factory=DelayEstimate)
     chunk: int | None = None
     tick: int | None = None
+    prompt: str | None = None
 
 
 class EnginePolicy:
@@ -66,6 +67,7 @@ class EnginePolicy:
         self._manager = manager
         self._joins = policy.joins
         self._rtc_modes = policy.rtc_modes
+        self._restarts = policy.restarts_on_prompt
         self._robots: dict[str, _Robot] = {}
 
     @property
@@ -82,6 +84,7 @@ class EnginePolicy:
         robot = self._robot(session_id)
         began_s = time.perf_counter()
         await self._mend(robot)
+        await self._restart(robot, request)
         join = self._join(robot, request)
         try:
             chunk = await robot.session.act(_observation(request, join))
@@ -98,7 +101,7 @@ class EnginePolicy:
 
     async def reset(self, session_id: str) -> None:
         robot = self._robot(session_id)
-        robot.chunk = robot.tick = None
+        robot.chunk = robot.tick = robot.prompt = None
         robot.delay.reset()
         await robot.session.reset()
 
@@ -126,6 +129,13 @@ class EnginePolicy:
             if isinstance(error, SessionGoneError):
                 raise
             await self.reset(robot.session.id)  # its state was given up with the tick
+
+    async def _restart(self, robot: _Robot, request: PolicyRequest) -> None:
+        """Another instruction begins another episode, where history belongs to one."""
+        prompt = request.observation.prompt
+        if self._restarts and robot.prompt not in (None, prompt):
+            await self.reset(robot.session.id)
+        robot.prompt = prompt
 
     def _join(self, robot: _Robot, request: PolicyRequest) -> Join | None:
         """How the chunk continues the one before; None for robots that say no tick, and policies that do not join."""

@@ -23,7 +23,7 @@ from realtime_omni.server.sessions import WireSession, WireSessions
 from realtime_omni.server.settings import ServerSettings
 from realtime_omni.server.transport import Transport
 from realtime_omni.server.world import WorldConnection
-from realtime_omni.session.values import Representation
+from realtime_omni.session.values import Modality, Representation
 from realtime_omni_protocols.world import (
     LocalError,
     ServerLimits,
@@ -117,7 +117,7 @@ class WorldHub:
         model = self.manager.describe()
         if command.model not in (None, model.name):
             raise WireError(WireCode.MODEL_UNKNOWN, f"this server runs {model.name}", path="$.model")
-        if model.policy is not None:
+        if model.policy is not None and not model.policy.imagines:
             raise WireError(WireCode.UNSUPPORTED, f"{model.name} is a policy, no world; robots have their own endpoint")
         if model.duplex is not None:
             raise WireError(WireCode.UNSUPPORTED, f"{model.name} is a voice, no world; voices have their own endpoints")
@@ -396,7 +396,7 @@ class WorldHub:
 def _outputs(model: ModelDescription, format_name: Format) -> tuple[str, ...]:
     """The artifact that a wire format carries."""
     wanted = Representation.LATENT if format_name == "latent" else Representation.DECODED
-    matching = [spec for spec in model.artifacts if spec.representation is wanted]
+    matching = [s for s in model.artifacts if s.representation is wanted and s.modality is Modality.VIDEO]
     if not matching:
         raise WireError(WireCode.UNSUPPORTED_FORMAT, f"{model.name} yields nothing for {format_name}", path="$.format")
     matching.sort(key=lambda spec: not spec.primary)
