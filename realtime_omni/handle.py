@@ -102,8 +102,21 @@ class Session:
         """The next block of the world. Concurrent calls are served one after the other.
 
         A chunk that a cancelled call left behind comes first, with the outputs that were asked for then.
+        Two calls at a time let a GPU decode a block while it denoises the next one.
         Raises StateError, TickError (nothing was committed; see ``rollback``), AbortedError, CapacityError.
         """
+        chunk = await self.committed_chunk(outputs)
+        if not chunk.is_filled:
+            try:
+                await asyncio.to_thread(chunk.fill)
+            except asyncio.CancelledError:
+                self._keep(chunk)
+                raise
+        return chunk
+
+    async def committed_chunk(self, outputs: Sequence[str] | None = None) -> Chunk:
+        """:meth:`next_chunk` for callers that can go on before the data is there: what is still copied from a device is to be
+        waited for with :meth:`Chunk.fill`."""
         while self._orphans:
             await asyncio.wait(self._orphans)
         left = self._left_behind()

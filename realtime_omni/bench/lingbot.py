@@ -1,17 +1,22 @@
 """LingBot-World's real dimensions with random weights, in process: what a block costs, without a checkpoint.
 
     realtime-omni bench world --model lingbot-geometry --json [--scale full|small|tiny] [--device cuda] [--dtype bfloat16]
-                                                              [--blocks 20] [--compile]
+        [--blocks 20] [--compile] [--fp8 off|linear|linear_attention] [--pixels none|wan|tiny] [--sessions 1] [--max-batch 1]
 
-Latents only, through the engine: pages, sink and window, commits. Imports torch, numpy and msgspec, no codec, no server.
+Through the engine: pages, sink and window, commits; no server, no encoder. Imports torch, numpy and msgspec; diffusers for
+Wan's own decoder. ``recipes/gpu/lingbot_speed.py`` runs everything that the recipe's page tells, in one process.
 
 Weights are drawn N(0, 1 / fan_in); gates of the timestep at half of that and the camera's scale and shift at a twentieth, so
 that activations stay within 0.1 to 10 over all layers, which is checked (zeros run faster and prove nothing). ``valid``: that,
-finite latents, and the first block equal to that of the eager network within ``--tolerance`` of its standard deviation.
+finite latents, and the first block equal to that of the eager network in full precision within ``--tolerance`` of its
+standard deviation (with ``--fp8``: within ``--fp8-tolerance`` of it in the mean square; ``error`` is that number).
 
-Definitions: ``block_ms`` from asking for a block to its latents on the CPU, steady state: after the window is full.
-``floor_ms``: the arithmetic of all passes of a block at the rates that the same run measures for one large matrix product and
-one large attention; ``of_floor`` is floor over p50.
+Definitions: ``block_ms`` from a session's block to its next one, steady state: after the window is full. Latents are on the
+CPU then, and so are the pictures of the block before: decoding a block runs beside the next one. ``latency_ms``: from asking
+for a block to its last picture (latents only: the same as ``block_ms``) while nothing else runs. ``floor_ms``: the arithmetic
+of all passes of a block at the rates that the same run measures for one large matrix product and one large attention, without
+decoding; ``of_floor`` is floor over p50. With several sessions all of them ask for the next block as soon as they have one;
+``solo_ms`` is the p50 of one of them before the others came.
 """
 
 from __future__ import annotations
@@ -20,190 +25,150 @@ import argparse
 import json
 import statistics
 import time
-import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from realtime_omni.bench.conditions import commit, hardware, software, summary
-from realtime_omni.config import Config, EngineSection, KVSection, SessionSection
-from realtime_omni.errors import ArgumentError
-from realtime_omni.kv.attention.sdpa import fast_kernels
-from realtime_omni.models.common.wan.text import TOKENS
-from realtime_omni.models.common.wan.transformer import WanConfig, WanTransformer
-from realtime_omni.models.lingbot.model import LingBot, Settings
-from realtime_omni.session.values import ControlInput
-from realtime_omni.testing.inline import InlineEngine
+from realtime_omni.bench.lingbot_geometry import (
+    HIGH,
+    LOW,
+    SCALES,
+    Spreads,
+    config_for,
+    floor_s,
+    flops,
+    random_model,
+    random_network,
+    rates,
+)
+from realtime_omni.engine.commands import Cancel
+from realtime_omni.kv.attention import open_backend
+from realtime_omni.models.common.fp8 import quantise
+from realtime_omni.models.common.wan.transformer import WanTransformer
+from realtime_omni.models.lingbot.model import Settings
+from realtime_omni.session.values import Chunk, ControlInput, SessionId
+from realtime_omni.testing.inline import MOST_CYCLES, InlineEngine
 
-GATES = 0.5
-CAMERA = 0.05
-LOW, HIGH = 0.1, 10.0
-"""What the standard deviation of activations must stay between."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """One geometry."""
-
-    network: WanConfig
-    settings: Settings
-
-
-_FULL = WanConfig(camera_channels=384)
-SCALES = {
-    "full": Scale(_FULL, Settings()),
-    "small": Scale(
-        replace(_FULL, layers=30, heads=12, mlp_width=8960),
-        Settings(window_frames=9, sink_frames=0),
-    ),
-    "tiny": Scale(
-        replace(_FULL, layers=2, heads=2, head_dim=12, mlp_width=64, text_width=32),
-        Settings(height=32, width=48),
-    ),
-}
-"""The 14B model at 480 x 832, one of 1.3B, and the same code in milliseconds."""
+FP8 = ("off", "linear", "linear_attention")
 
 
-class NoText:
-    """Random features for any prompt."""
+@dataclass(slots=True)
+class Walk:
+    """Blocks of a session, in order: milliseconds from one to the next, and latents where they were asked for."""
 
-    def __init__(self, width: int) -> None:
-        self._width = width
+    taken_ms: list[float] = field(default_factory=list)
+    latents: list[np.ndarray] = field(default_factory=list)
 
-    def check(self, prompt: str) -> None:
-        if len(prompt) > TOKENS:
-            raise ArgumentError("the prompt is too long", path="prompt")
+    @property
+    def p50_ms(self) -> float:
+        return statistics.median(self.taken_ms)
 
-    def encode(self, prompt: str) -> Tensor:
-        generator = torch.Generator().manual_seed(zlib.crc32(prompt.encode()))
-        return torch.randn(TOKENS, self._width, generator=generator)
-
-
-def random_network(config: WanConfig, *, dtype: torch.dtype, device: str) -> WanTransformer:
-    """See the module; parameter by parameter, so that nothing is held twice."""
-    with torch.device("meta"):
-        network = WanTransformer(config)
-    generator = torch.Generator(device).manual_seed(0)
-    for name, parameter in list(network.named_parameters()):
-        owner: Any = network.get_submodule(name.rpartition(".")[0])
-        leaf = name.rpartition(".")[2]
-        if "norm" in name:
-            drawn = (
-                torch.ones(parameter.shape, device=device)
-                if leaf == "weight"
-                else torch.zeros(parameter.shape, device=device)
-            )
-        else:
-            spread = 1.0 / parameter.shape[-1] ** 0.5
-            spread *= GATES if name.startswith("time_projection") else 1.0
-            spread *= CAMERA if ".camera.scale" in name or ".camera.shift" in name else 1.0
-            drawn = torch.randn(parameter.shape, generator=generator, device=device, dtype=dtype) * spread
-        setattr(owner, leaf, nn.Parameter(drawn.to(dtype), requires_grad=False))
-    return network
+    def add(self, chunk: Chunk, taken_s: float) -> None:
+        self.taken_ms.append(taken_s * 1000)
+        if "latents" in chunk.artifacts:
+            self.latents.append(chunk.artifacts["latents"].data)
 
 
-def config_for(device: str, dtype: Any, sessions: int, *, keep_gathered: bool) -> Config:
-    """Nearly all of the device's free memory is for pages; only what these sessions need is taken."""
-    return Config(
-        model="lingbot-geometry",
-        device=device,
-        dtype=dtype,
-        kv=KVSection(memory_fraction=0.6, requested_sessions=sessions, keep_gathered=keep_gathered),
-        engine=EngineSection(max_batch=1),
-        session=SessionSection(max_sessions=sessions),
-    )
+def settled(engine: InlineEngine, name: str, outputs: Sequence[str]) -> Chunk:
+    """The next chunk; its pictures may still be on their way."""
+    ticket = engine.post_next(name, outputs=outputs)
+    for _ in range(MOST_CYCLES):
+        if engine.answered(ticket):
+            chunk: Chunk = engine.result(ticket)
+            return chunk
+        engine.cycle()
+    raise AssertionError("a chunk was never answered")
 
 
-class Spreads:
-    """Standard deviations of what every layer yields, while it is on."""
-
-    def __init__(self, network: WanTransformer) -> None:
-        self.seen: list[float] = []
-        self._layers: list[Any] = list(network.layers)
-
-    def __enter__(self) -> Spreads:
-        for layer in self._layers:
-            plain = layer.after
-
-            def watched(*parts: Any, plain: Callable[..., Tensor] = plain) -> Tensor:
-                out = plain(*parts)
-                self.seen.append(float(out.float().std()))
-                return out
-
-            layer.after = watched
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for layer in self._layers:
-            del layer.after
-
-
-def flops(config: WanConfig, settings: Settings) -> dict[str, float]:
-    """Of one pass with a full window: linear maps, attention; ``camera``: once a block."""
-    cells = settings.height // 16 * (settings.width // 16)
-    tokens = cells * settings.frames_per_block
-    seen = cells * (settings.window_frames + settings.sink_frames)
-    width = config.width
-    per_token = 4 * width**2 + 2 * width**2 + 2 * width * config.mlp_width  # q k v o, cross q o, MLP
-    attention = 4.0 * tokens * (seen + TOKENS) * width * config.layers
-    camera = 2.0 * tokens * 4 * width**2 * config.layers if config.camera_channels else 0.0
-    return {"linear": 2.0 * tokens * per_token * config.layers, "attention": attention, "camera": camera}
-
-
-def rates(config: WanConfig, settings: Settings, dtype: torch.dtype, device: str) -> dict[str, float]:
-    """FLOP/s of one MLP matrix and of one layer's attention at these sizes, the best of 10."""
-    cells = settings.height // 16 * (settings.width // 16)
-    tokens, seen = cells * settings.frames_per_block, cells * (settings.window_frames + settings.sink_frames)
-    a = torch.randn(tokens, config.width, device=device, dtype=dtype)
-    b = torch.randn(config.width, config.mlp_width, device=device, dtype=dtype)
-    q = torch.randn(1, config.heads, tokens, config.head_dim, device=device, dtype=dtype)
-    k = torch.randn(1, config.heads, seen, config.head_dim, device=device, dtype=dtype)
-
-    def attend() -> Tensor:
-        with fast_kernels(q):
-            return nn.functional.scaled_dot_product_attention(q, k, k)
-
-    return {
-        "linear": 2.0 * tokens * config.width * config.mlp_width / _best_s(lambda: a @ b, device),
-        "attention": 4.0 * tokens * seen * config.width / _best_s(attend, device),
-    }
-
-
-def _best_s(work: Callable[[], object], device: str) -> float:
-    taken = []
-    for _ in range(13):
-        _synchronize(device)
-        began_s = time.perf_counter()
-        work()
-        _synchronize(device)
-        taken.append(time.perf_counter() - began_s)
-    return min(taken[3:])
-
-
-def _synchronize(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-
-
-def walk(engine: InlineEngine, name: str, blocks: int) -> tuple[list[np.ndarray], list[float]]:
-    """Latents and milliseconds of so many blocks with the key w held."""
-    latents, taken = [], []
+def walk(engine: InlineEngine, name: str, blocks: int, outputs: Sequence[str] = ("latents",)) -> Walk:
+    """So many blocks, each asked for when the one before is settled and the pictures of the one before that are there."""
+    found = Walk()
+    before: Chunk | None = None
+    last_s = time.perf_counter()
     for _ in range(blocks):
-        began_s = time.perf_counter()
-        latents.append(engine.next(name).artifacts["latents"].data)
-        taken.append((time.perf_counter() - began_s) * 1000)
-    return latents, taken
+        chunk = settled(engine, name, outputs)
+        if before is not None:
+            before.fill()
+        now_s = time.perf_counter()
+        found.add(chunk, now_s - last_s)
+        before, last_s = chunk, now_s
+    if before is not None:
+        before.fill()
+    return found
 
 
-def opened(model: LingBot, config: Config, name: str) -> InlineEngine:
-    engine = InlineEngine(model, config)
+def latency_ms(engine: InlineEngine, name: str, outputs: Sequence[str]) -> float:
+    """From asking for a block to all of it."""
+    began_s = time.perf_counter()
+    engine.next(name, outputs=outputs)
+    return (time.perf_counter() - began_s) * 1000
+
+
+def walk_together(engine: InlineEngine, names: Sequence[str], blocks: int, outputs: Sequence[str]) -> dict[str, Walk]:
+    """Every session asks again as soon as it has its block; those after the first, which meets an idle engine."""
+    walks = {name: Walk() for name in names}
+    before: dict[str, Chunk] = {}
+    asked = {name: (engine.post_next(name, outputs=outputs), time.perf_counter()) for name in names}
+    while min(len(w.taken_ms) for w in walks.values()) <= blocks:
+        engine.cycle()
+        for name, (ticket, at_s) in tuple(asked.items()):
+            if not engine.answered(ticket):
+                continue
+            chunk: Chunk = engine.result(ticket)
+            if name in before:
+                before[name].fill()
+            now_s = time.perf_counter()
+            walks[name].add(chunk, now_s - at_s)
+            before[name], asked[name] = chunk, (engine.post_next(name, outputs=outputs), now_s)
+    for name, (ticket, _) in asked.items():
+        engine.send(Cancel(ticket=0, session_id=SessionId(name), target=ticket))
+    engine.rest()
+    for each in walks.values():
+        each.taken_ms = each.taken_ms[1:]
+    return walks
+
+
+def start(engine: InlineEngine, name: str) -> None:
+    """A session with the key w held."""
     engine.create(name, seed=1)
-    engine.accept(name, 0, controls=[ControlInput("camera", "realtime_omni.held_keys.v1", {"keys": ["w"]})])
-    return engine
+    hold_w(engine, name, event_id=0)
+
+
+def hold_w(engine: InlineEngine, name: str, *, event_id: int) -> None:
+    engine.accept(name, event_id, controls=[ControlInput("camera", "realtime_omni.held_keys.v1", {"keys": ["w"]})])
+
+
+def first_block(engine: InlineEngine, name: str) -> np.ndarray:
+    """Latents of a fresh session, which is closed again."""
+    start(engine, name)
+    latents = walk(engine, name, 1).latents[0]
+    engine.close(name)
+    return latents
+
+
+def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
+    """In the mean square, of the wanted one's."""
+    return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
+
+
+def warm_up_blocks(settings: Settings) -> int:
+    """Until the window is full."""
+    return -(-(settings.window_frames + settings.sink_frames) // settings.frames_per_block)
+
+
+def speed_up(engine: InlineEngine, network: WanTransformer, *, compiled: bool, fp8: str, keep_gathered: bool) -> None:
+    """What a run is to be measured with; the network is that of ``engine``, and in eight bits there is no way back."""
+    if fp8 != "off":
+        quantise(network, network.heavy_matrices())
+    if fp8 == "linear_attention":
+        device = engine.config.device
+        engine.runner.backend = open_backend(device=device, keep_gathered=keep_gathered, fp8=True)
+    if compiled:
+        network.compile_layers()
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -211,80 +176,84 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     scale, dtype = SCALES[args.scale], getattr(torch, args.dtype)
     settings = replace(scale.settings, clean_pass=not args.no_clean_pass)
     network = random_network(scale.network, dtype=dtype, device=args.device)
-    model = LingBot(
-        network,
-        NoText(scale.network.text_width),
-        settings,
-        name="lingbot-geometry",
-        device=args.device,
-        fingerprint="0" * 64,
-    )
-    config = config_for(args.device, args.dtype, 1, keep_gathered=not args.gather_each_pass)
+    model = random_model(network, settings, device=args.device, pixels=args.pixels, dtype=dtype)
+    keep_gathered = not args.gather_each_pass
+    config = config_for(args.device, args.dtype, args.sessions, keep_gathered=keep_gathered, max_batch=args.max_batch)
     wrong: list[str] = []
-    full = -(-(settings.window_frames + settings.sink_frames) // settings.frames_per_block)
-    engine = opened(model, config, "eager")
+    full, outputs = warm_up_blocks(settings), ("latents",) if args.pixels == "none" else ("latents", "frames")
+    engine = InlineEngine(model, config)
     with Spreads(network) as spreads:
-        (first, *_), _ = walk(engine, "eager", 1)
+        first = first_block(engine, "eager")
     low, high = min(spreads.seen), max(spreads.seen)
     if not LOW <= low <= high <= HIGH:
         wrong.append(f"activations spread from {low:.3g} to {high:.3g}")
-    eager_ms: list[float] = []
+    eager: Walk | None = None
     if args.eager_blocks:
-        walk(engine, "eager", full)
-        _, eager_ms = walk(engine, "eager", args.eager_blocks)
-    engine.close("eager")
-    if args.compile:
-        network.compile_layers()
+        start(engine, "slow")
+        walk(engine, "slow", full + 1, outputs)
+        eager = walk(engine, "slow", args.eager_blocks, outputs)
+        engine.close("slow")
+    speed_up(engine, network, compiled=args.compile, fp8=args.fp8, keep_gathered=keep_gathered)
     began_s = time.perf_counter()
-    engine.create("timed", seed=1)
-    engine.accept("timed", 0, controls=[ControlInput("camera", "realtime_omni.held_keys.v1", {"keys": ["w"]})])
-    (again, *_), (first_ms, *_) = walk(engine, "timed", 1)
-    difference = float(np.abs(again - first).max() / first.std())
-    if not difference <= args.tolerance:
+    again = first_block(engine, "compiling")
+    compile_s = time.perf_counter() - began_s
+    names = [f"timed-{number}" for number in range(args.sessions)]
+    start(engine, names[0])
+    first_ms = latency_ms(engine, names[0], outputs)
+    error, difference = relative_error(again, first), float(np.abs(again - first).max() / first.std())
+    if args.fp8 == "off" and not difference <= args.tolerance:
         wrong.append(f"the first block differs from the eager one by {difference:.3g} standard deviations")
-    walk(engine, "timed", full)
-    warm_s = time.perf_counter() - began_s
-    latents, taken = walk(engine, "timed", args.blocks)
-    if not all(np.isfinite(block).all() for block in latents):
+    if args.fp8 != "off" and not error <= args.fp8_tolerance:
+        wrong.append(f"the first block is off by {error:.3g} in the mean square")
+    walk(engine, names[0], full, outputs)
+    timed = [walk(engine, names[0], args.blocks, outputs)]
+    solo_ms, whole_ms = timed[0].p50_ms, latency_ms(engine, names[0], outputs)
+    if args.sessions > 1:
+        for name in names[1:]:
+            start(engine, name)
+            walk(engine, name, full + 1, outputs)
+        timed = list(walk_together(engine, names, args.blocks, outputs).values())
+    if not all(np.isfinite(block).all() for each in timed for block in each.latents):
         wrong.append("latents are not finite")
-    work, speed = flops(scale.network, settings), rates(scale.network, settings, dtype, args.device)
+    work = flops(scale.network, settings)
+    speed = rates(scale.network, settings, dtype, args.device, fp8=args.fp8)
     passes = len(settings.labels) + settings.clean_pass
-    floor_s = passes * (work["linear"] / speed["linear"] + work["attention"] / speed["attention"])
-    floor_s += work["camera"] / speed["linear"]
+    floor_ms = floor_s(work, speed, passes) * 1000
+    taken = [ms for each in timed for ms in each.taken_ms]
     pictures = 4 * settings.frames_per_block
     return {
         "conditions": {
             "commit": commit(),
-            "hardware": hardware() | _device(args.device),
+            "hardware": hardware() | device_name(args.device),
             "software": software(),
-            "config": {
-                name: getattr(args, name)
-                for name in ("scale", "device", "dtype", "compile", "no_clean_pass", "gather_each_pass")
-            },
+            "config": {name: value for name, value in vars(args).items() if name != "json"},
             "workload": f"{settings.height} x {settings.width}, {passes} passes, "
             f"{settings.sink_frames} + {settings.window_frames} frames",
             "warm_up_blocks": full + 1,
-            "population": args.blocks,
+            "population": len(taken),
         },
         "valid": not wrong,
         "wrong": wrong,
         "block_ms": summary(taken, 0.5, 0.99),
-        "fps": pictures / statistics.median(taken) * 1000,
-        "eager_block_ms": summary(eager_ms, 0.5) if eager_ms else None,
+        "latency_ms": whole_ms,
+        "solo_ms": solo_ms,
+        "fps": pictures * args.sessions / statistics.median(taken) * 1000,
+        "eager_block_ms": summary(eager.taken_ms, 0.5) if eager else None,
         "first_block_ms": first_ms,
-        "warm_up_s": warm_s,
+        "compile_s": compile_s,
         "difference_to_eager": difference,
+        "error": error,
         "activations": {"low": low, "high": high},
         "tflop": {name: value / 1e12 for name, value in work.items()},
         "measured_tflop_per_s": {name: value / 1e12 for name, value in speed.items()},
-        "floor_ms": floor_s * 1000,
-        "of_floor": floor_s * 1000 / statistics.median(taken),
+        "floor_ms": floor_ms,
+        "of_floor": floor_ms * args.sessions / statistics.median(taken),
         "kv_bytes": engine.runner.memory().kv_pool,
         "peak_bytes": torch.cuda.max_memory_allocated() if args.device.startswith("cuda") else None,
     }
 
 
-def _device(device: str) -> dict[str, object]:
+def device_name(device: str) -> dict[str, object]:
     return {"device": torch.cuda.get_device_name(device)} if device.startswith("cuda") else {}
 
 
@@ -298,9 +267,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--blocks", type=int, default=20)
     parser.add_argument("--eager-blocks", type=int, default=0, help="also measure so many without a compiler")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--fp8", choices=FP8, default="off", help="matrices, or matrices and attention, in eight bits")
+    parser.add_argument("--pixels", choices=("none", "wan", "tiny"), default="none")
+    parser.add_argument("--sessions", type=int, default=1)
+    parser.add_argument("--max-batch", type=int, default=1, help="sessions of one pass")
     parser.add_argument("--no-clean-pass", action="store_true", help="the last denoise pass writes history")
     parser.add_argument("--gather-each-pass", action="store_true", help="19 GiB less, and slower")
     parser.add_argument("--tolerance", type=float, default=0.1)
+    parser.add_argument("--fp8-tolerance", type=float, default=0.2)
     parser.add_argument("--json", action="store_true", help="as JSON (it always is)")
     result = measure(parser.parse_args(argv))
     print(json.dumps(result, indent=2))

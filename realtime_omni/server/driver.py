@@ -111,7 +111,9 @@ class Driver:
             async with record.block:
                 try:
                     replay = record.replay
-                    chunk = await (record.door.next_chunk(record.outputs) if replay is None else anext(replay.chunks))
+                    chunk = await (
+                        record.door.committed_chunk(record.outputs) if replay is None else anext(replay.chunks)
+                    )
                     sending = record.emit_chunk(chunk, started_s, self._clock.now_s, since_s)
                     if replay is not None and chunk.chunk_index == replay.last_chunk:
                         record.end_replay(complete=True)

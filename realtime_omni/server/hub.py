@@ -308,7 +308,7 @@ class WorldHub:
         connection.sender.outbox.put(entries.resumed)
         connection.attach(record)
         if entries.entries:
-            connection.emit(Batch(entries.entries, replay=True))
+            connection.emit(Batch(entries.entries, replay=True, fill=record.fill))
         self.metrics.count("resumes_total", outcome="taken_over" if took_over else "resumed")
         _log.info(
             "session resumed session=%s connection=%s replayed=%d", record.id, connection.id, len(entries.entries)

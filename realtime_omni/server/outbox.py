@@ -43,6 +43,8 @@ class Batch:
     """A block that is measured: when it could first have been begun (``time.perf_counter``)."""
     model_s: float = 0.0
     """How much of that time the model worked."""
+    fill: Callable[[], None] | None = None
+    """Waits, in a thread, for media that a device is still copying."""
 
 
 Item = Batch | AnyServerMessage | Close
@@ -147,6 +149,8 @@ class Sender:
             raise ConnectionEnded
 
     async def _send_batch(self, batch: Batch) -> None:
+        if batch.fill is not None:
+            await asyncio.to_thread(batch.fill)
         index, entries = 0, batch.entries
         ahead: list[AnyServerMessage] = []
         while index < len(entries):

@@ -85,6 +85,8 @@ class WireSession:
     """A reset or a rewind is under way: no block is asked for."""
     answer_to: str | None = None
     """``id`` of the client's reset, rewind or close that is under way: its answer carries it, whoever emits the answer."""
+    fill: Callable[[], None] | None = None
+    """Waits for the media of the latest chunk, and so of all before it, where a device is still copying them."""
     replay: Replay | None = None
     played_ids: list[range] = field(default_factory=list)
     """Event ids that played logs used: no client has sent them, so none hears of them."""
@@ -142,7 +144,9 @@ class WireSession:
             if self.connection is not None:
                 self.connection.changed.set()
 
-        self._emit(Batch(tuple(entries), sent=sent, since_s=since_s, model_s=chunk.timings.model_ms / 1000))
+        self.fill = None if chunk.is_filled else chunk.fill
+        model_s = chunk.timings.model_ms / 1000
+        self._emit(Batch(tuple(entries), sent=sent, since_s=since_s, model_s=model_s, fill=self.fill))
         _log.debug(
             "block session=%s request=%s epoch=%d chunk=%d tick_ms=%.1f",
             self.id,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -375,7 +375,10 @@ class ArtifactSpec:
 
 class Artifact(Struct, frozen=True):
     """One named output. Decoded image and video: uint8 0..255 numpy in CHW / TCHW; decoded audio: float32 CT; latents
-    keep their float dtype and layout."""
+    keep their float dtype and layout.
+
+    ``ready``: returns once ``data`` is filled, where a device may still be copying into it when the chunk is committed; from
+    any thread. None: it is filled. Shape and dtype are right from the start."""
 
     name: str
     modality: Modality
@@ -384,6 +387,7 @@ class Artifact(Struct, frozen=True):
     data: Any
     fps: float | None = None
     sample_rate_hz: int | None = None
+    ready: Callable[[], None] | None = None
 
 
 class ChunkTimings(Struct, frozen=True):
@@ -425,6 +429,17 @@ class Chunk(Struct, frozen=True):
     @property
     def primary_artifact(self) -> Artifact | None:
         return None if self.primary is None else self.artifacts[self.primary]
+
+    @property
+    def is_filled(self) -> bool:
+        """No artifact is waited for."""
+        return all(artifact.ready is None for artifact in self.artifacts.values())
+
+    def fill(self) -> None:
+        """Wait until every artifact's data is there; blocks, and may be called again and from any thread."""
+        for artifact in self.artifacts.values():
+            if artifact.ready is not None:
+                artifact.ready()
 
     @property
     def chunk_index(self) -> int:

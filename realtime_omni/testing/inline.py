@@ -235,7 +235,9 @@ class InlineEngine:
         return self.ask(c.Accept(**_address(session_id, generation), event=event))  # type: ignore[no-any-return]
 
     def next(self, session_id: str, *, outputs: Sequence[str] | None = None, generation: int | None = None) -> Chunk:
-        return self.ask(self._next(session_id, outputs, generation))  # type: ignore[no-any-return]
+        chunk: Chunk = self.ask(self._next(session_id, outputs, generation))
+        chunk.fill()
+        return chunk
 
     def next_all(self, session_ids: Sequence[str], *, outputs: Sequence[str] | None = None) -> list[Chunk | Exception]:
         """One ``next`` for each session, asked together, so that they share a batch; errors are returned."""

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from realtime_omni.bench import lingbot
+from realtime_omni.bench import lingbot, lingbot_geometry
 
 SMALL = ["--scale", "tiny", "--device", "cpu", "--dtype", "float32", "--blocks", "2", "--json"]
 
@@ -22,8 +22,8 @@ def test_a_run_is_valid_and_tells_its_conditions(capsys: pytest.CaptureFixture[s
 
 
 def test_the_arithmetic_of_the_full_size_is_the_published_one() -> None:
-    scale = lingbot.SCALES["full"]
-    work = lingbot.flops(scale.network, scale.settings)
+    scale = lingbot_geometry.SCALES["full"]
+    work = lingbot_geometry.flops(scale.network, scale.settings)
     assert {name: round(value / 1e12) for name, value in work.items()} == {
         "linear": 112,
         "attention": 110,
@@ -34,7 +34,7 @@ def test_the_arithmetic_of_the_full_size_is_the_published_one() -> None:
 def test_activations_that_explode_make_a_run_invalid(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lingbot, "CAMERA", 40.0)
+    monkeypatch.setattr(lingbot_geometry, "CAMERA", 40.0)
     assert lingbot.main(SMALL) == 1
     assert "activations" in json.loads(capsys.readouterr().out)["wrong"][0]
 
@@ -49,3 +49,21 @@ def test_a_network_that_changed_after_the_first_block_makes_a_run_invalid(
     monkeypatch.setattr(lingbot.WanTransformer, "compile_layers", compile_layers)
     assert lingbot.main([*SMALL, "--compile"]) == 1
     assert "differs from the eager one" in json.loads(capsys.readouterr().out)["wrong"][0]
+
+
+def test_eight_bits_tell_their_error_and_too_much_of_it_makes_a_run_invalid(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert lingbot.main([*SMALL, "--fp8", "linear_attention"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert 0.001 < result["error"] < 0.2
+    assert lingbot.main([*SMALL, "--fp8", "linear", "--fp8-tolerance", "0.001"]) == 1
+    assert "in the mean square" in json.loads(capsys.readouterr().out)["wrong"][0]
+
+
+def test_two_worlds_with_pictures_share_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lingbot.main([*SMALL, "--pixels", "tiny", "--sessions", "2", "--no-clean-pass"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["conditions"]["population"] >= 2 * 2
+    assert result["block_ms"]["p50"] > 1.2 * result["solo_ms"]  # each waits for the other
+    assert result["latency_ms"] > 0

@@ -228,7 +228,7 @@ class FakeSession:
             self.seen[event.event_id] = event.fingerprint
         return EventAcceptance(SessionId(self.id), event.event_id, status, len(self.pending), event.prompt)
 
-    async def next_chunk(self, outputs: Sequence[str] | None = None) -> Chunk:
+    async def committed_chunk(self, outputs: Sequence[str] | None = None) -> Chunk:
         self._alive()
         if self.undelivered:
             return self.undelivered.pop(0)

@@ -253,16 +253,16 @@ async def test_a_chunk_whose_history_could_not_be_written_comes_before_the_failu
     await client.start(session_id="s")
     await client.block()
     session = manager.live["s"]
-    plain = session.next_chunk
+    plain = session.committed_chunk
 
-    async def next_chunk(outputs: Sequence[str] | None = None) -> Chunk:
+    async def committed_chunk(outputs: Sequence[str] | None = None) -> Chunk:
         chunk = await plain(outputs)
         monkeypatch.undo()
         session.state = "failed"
         session.notify(FakeNotice("failed", code="tick_failed"))
         return chunk
 
-    monkeypatch.setattr(session, "next_chunk", next_chunk)
+    monkeypatch.setattr(session, "committed_chunk", committed_chunk)
     client.ack()
     manager.clock.advance(1)
     assert (await client.block())[0].chunk_index == 1

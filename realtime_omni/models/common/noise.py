@@ -36,6 +36,9 @@ def block_noise(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Standard normal numbers of ``shape`` for one denoise step of one chunk."""
+    """Standard normal numbers of ``shape`` for one denoise step of one chunk: the same on every device. To a CUDA device
+    they are copied without waiting for what it does."""
     generator = torch.Generator().manual_seed(noise_key(seed, chunk_index, step))
-    return torch.randn(tuple(shape), generator=generator, dtype=torch.float32).to(device=device, dtype=dtype)
+    paged = torch.device(device).type != "cuda"
+    noise = torch.randn(tuple(shape), generator=generator, dtype=torch.float32, pin_memory=not paged)
+    return noise.to(device=device, non_blocking=not paged).to(dtype)

@@ -6,7 +6,7 @@ Owns the order of a tick and a session's state. One tick, one block of latent fr
               some blocks); keys or poses -> motion -> rays -> a scale and a shift per layer, once for all passes
     denoise   one pass per level, over history in pages and the block
     commit    one pass over the finished block at timestep 0 (or, with ``clean_pass: false``, the last denoise pass writes)
-    decode    pictures, where they are asked for
+    decode    pictures, where they are asked for; on a second stream, beside the clean pass and the next tick
 
 Nothing is kept on the model: a state holds the camera, the text's keys and values, the condition and the decoder's memory,
 each an immutable value that the next state shares or replaces. Weights are the user's (CC BY-NC-SA); none are shipped.
@@ -38,10 +38,12 @@ from realtime_omni.models.base import (
 from realtime_omni.models.common.conditioning import Conditioning, Parts
 from realtime_omni.models.common.keys import OverriddenKeyReducer
 from realtime_omni.models.common.noise import block_noise
+from realtime_omni.models.common.side import OnHost, Pace, Side
 from realtime_omni.models.common.wan import sampler
 from realtime_omni.models.common.wan.network import LocalNetwork, Network
 from realtime_omni.models.common.wan.ranks import RankedNetwork
 from realtime_omni.models.common.wan.text import TOKENS, TextEncoder
+from realtime_omni.models.common.wan.tiny_decoder import TinyDecoder
 from realtime_omni.models.common.wan.transformer import KeysValues, WanTransformer
 from realtime_omni.models.common.wan.vae import TIME_STRIDE, CodecState, ImageCondition, WanVAE
 from realtime_omni.models.common.wan.visual import (
@@ -49,8 +51,8 @@ from realtime_omni.models.common.wan.visual import (
     Visual,
     VisualShapes,
     condition_of,
+    decoded,
     fit,
-    pictures_of,
 )
 from realtime_omni.models.lingbot import state as saved
 from realtime_omni.models.lingbot.camera import (
@@ -96,7 +98,8 @@ class Settings:
 
 
 class LingBot:
-    """The model. ``vae`` None: latents only, and no condition beside an empty one."""
+    """The model. ``vae`` None: no condition beside an empty one, and latents only. ``tiny``: decodes in its place, or without
+    one."""
 
     def __init__(
         self,
@@ -106,6 +109,7 @@ class LingBot:
         *,
         name: str = "lingbot-world",
         vae: WanVAE | None = None,
+        tiny: TinyDecoder | None = None,
         device: torch.device | str = "cpu",
         fingerprint: str = "",
     ) -> None:
@@ -116,10 +120,13 @@ class LingBot:
         self.settings = settings
         self._text = text
         self._vae = vae
+        self._decoder = vae if tiny is None else tiny
         self._device = torch.device(device)
+        self._side = Side(self._device)
         self._dtype = self.network.patches.weight.dtype
         self._levels = sampler.levels(settings.labels, settings.shift, table=settings.table)
-        self._visual = VisualShapes.of(vae, settings.height, settings.width, self.network.config.out_channels)
+        channels = self.network.config.out_channels
+        self._visual = VisualShapes.of(vae, settings.height, settings.width, channels, tiny)
         self._fingerprint = fingerprint
         self._spec = self._describe(name)
 
@@ -174,7 +181,7 @@ class LingBot:
         injected = self._camera_cache([cameras[r][1] for r in active])
         x = {number: self._noise(row, 0) for number, row in enumerate(batch.rows)}
         clean: dict[int, Tensor] = {}
-        passes = len(self._levels)
+        passes, pace = len(self._levels), Pace(self._device)
         for index, level in enumerate(self._levels):
             yield Checkpoint("forward", "denoise")
             if batch.active != active:
@@ -187,6 +194,13 @@ class LingBot:
                 if index + 1 < passes:
                     noise = self._noise(batch.rows[r], index + 1)
                     x[r] = sampler.renoised(clean[r], noise, self._levels[index + 1].renoise)
+            pace.queued()
+        pictures: dict[int, tuple[OnHost, CodecState]] = {}
+        for r in batch.active:
+            if "frames" in batch.rows[r].outputs:
+                yield Checkpoint("decode")
+                if r in batch.active:
+                    pictures[r] = self._decoded(batch.rows[r].state.visual, clean[r])
         if self.settings.clean_pass:
             yield Checkpoint("forward", "commit")
             if batch.active != active:
@@ -204,14 +218,18 @@ class LingBot:
             if "latents" in row.outputs:
                 data = clean[r].cpu().numpy()
                 artifacts.append(Artifact("latents", Modality.VIDEO, Representation.LATENT, "TCHW", data))
-            if "frames" in row.outputs:
-                yield Checkpoint("decode")
-                if r not in batch.active:
-                    continue
-                assert self._vae is not None
-                pictures, decoder = pictures_of(self._vae, row.state.visual, clean[r])
+            if r in pictures:
+                host, decoder = pictures[r]
                 artifacts.append(
-                    Artifact("frames", Modality.VIDEO, Representation.DECODED, "TCHW", pictures, fps=self._spec.fps)
+                    Artifact(
+                        "frames",
+                        Modality.VIDEO,
+                        Representation.DECODED,
+                        "TCHW",
+                        host.data,
+                        fps=self._spec.fps,
+                        ready=host.ready,
+                    )
                 )
             visual = Visual(None, conditions[r][1], decoder, clean[r][-1:].clone())
             state = LingBotState(cameras[r][0], visual, texts[r], row.state.prompt)
@@ -219,6 +237,7 @@ class LingBot:
         return {r: outputs[r] for r in batch.active}
 
     def pack(self, state: LingBotState) -> PackedState:
+        self._side.drain()
         return saved.pack(state)
 
     def unpack(self, packed: PackedState) -> LingBotState:
@@ -230,7 +249,8 @@ class LingBot:
         return self._fingerprint
 
     def close(self, state: LingBotState) -> None:
-        """Nothing beside the state itself."""
+        """Only waits: what is decoded or copied of the state is done before anything of it is freed."""
+        self._side.drain()
 
     def start_image(self, name: str) -> bytes:
         raise KeyError(name)
@@ -304,12 +324,19 @@ class LingBot:
             commit=commit,
         )
 
+    def _decoded(self, visual: Visual, latents: Tensor) -> tuple[OnHost, CodecState]:
+        """Pictures of a block, decoded beside whatever this tick and the next have to compute."""
+        decoder = self._decoder
+        assert decoder is not None
+        pictures, following = self._side.run(lambda: decoded(decoder, visual, latents), latents)
+        return self._side.to_host(pictures), following
+
     def _noise(self, row: StepRow, step: int) -> Tensor:
         return block_noise(row.seed, row.tick.chunk_index, step, self.latent_shape, device=self._device)
 
     def _describe(self, name: str) -> ModelSpec:
         settings, config = self.settings, self.network.config
-        latents = ArtifactSpec("latents", Modality.VIDEO, Representation.LATENT, "TCHW", primary=self._vae is None)
+        latents = ArtifactSpec("latents", Modality.VIDEO, Representation.LATENT, "TCHW", primary=self._decoder is None)
         frames = ArtifactSpec("frames", Modality.VIDEO, Representation.DECODED, "TCHW", fps=settings.fps, primary=True)
         F = settings.frames_per_block
         horizon = None
@@ -327,7 +354,7 @@ class LingBot:
                 sink_frames=settings.sink_frames,
                 model_owned_bytes_per_session=self._state_bytes(),
             ),
-            artifacts=(latents,) if self._vae is None else (frames, latents),
+            artifacts=(latents,) if self._decoder is None else (frames, latents),
             height=settings.height,
             width=settings.width,
             fps=settings.fps,

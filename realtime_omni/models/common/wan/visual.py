@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from realtime_omni.errors import ArgumentError, ErrorCode
+from realtime_omni.models.common.wan.tiny_decoder import TinyDecoder
 from realtime_omni.models.common.wan.vae import (
     SPACE_STRIDE,
     CodecState,
@@ -72,9 +73,17 @@ class VisualShapes:
     decoder: SlotShapes = ()
 
     @classmethod
-    def of(cls, vae: WanVAE | None, height: int, width: int, channels: int) -> VisualShapes:
-        slots: tuple[SlotShapes, SlotShapes] = ((), ()) if vae is None else vae.slot_shapes(height, width)
-        return cls(height, width, channels, *slots)
+    def of(
+        cls, vae: WanVAE | None, height: int, width: int, channels: int, tiny: TinyDecoder | None = None
+    ) -> VisualShapes:
+        """``tiny``: decodes in the autoencoder's place."""
+        encoder: SlotShapes = ()
+        decoder: SlotShapes = ()
+        if vae is not None:
+            encoder, decoder = vae.slot_shapes(height, width)
+        if tiny is not None:
+            decoder = tiny.slot_shapes(height, width)
+        return cls(height, width, channels, encoder, decoder)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -168,10 +177,16 @@ def condition_of(
     return torch.cat((mask, latents), dim=1), following
 
 
-def pictures_of(vae: WanVAE, visual: Visual, latents: Tensor) -> tuple[np.ndarray, CodecState]:
-    """uint8 [P, 3, H, W] of a block's latents [F, C, h, w], and what the decoder remembers then."""
-    decoder = visual.decoder
-    if decoder.is_fresh and visual.tail is not None:
-        _, decoder = vae.decode(visual.tail, decoder)
-    pictures, following = vae.decode(latents, decoder)
-    return ((pictures + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy(), following
+def decoded(decoder: WanVAE | TinyDecoder, visual: Visual, latents: Tensor) -> tuple[Tensor, CodecState]:
+    """uint8 [P, 3, H, W] on the device, of a block's latents [F, C, h, w], and what the decoder remembers then."""
+    before = visual.decoder
+    if before.is_fresh and visual.tail is not None:
+        _, before = decoder.decode(visual.tail, before)
+    pictures, following = decoder.decode(latents, before)
+    return ((pictures + 1) * 127.5).round().clamp(0, 255).to(torch.uint8), following
+
+
+def pictures_of(decoder: WanVAE | TinyDecoder, visual: Visual, latents: Tensor) -> tuple[np.ndarray, CodecState]:
+    """:func:`decoded`, on the host."""
+    pictures, following = decoded(decoder, visual, latents)
+    return pictures.cpu().numpy(), following
