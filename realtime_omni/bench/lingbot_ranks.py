@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from realtime_omni.bench.conditions import commit, hardware, software, summary
-from realtime_omni.bench.lingbot import CAMERA, GATES, SCALES, NoText, Scale
+from realtime_omni.bench.lingbot_geometry import CAMERA, GATES, SCALES, NoText, Scale
 from realtime_omni.config import Config, EngineSection, KVSection, ParallelSection, SessionSection
 from realtime_omni.models.common.wan.ranks import RankedNetwork, RankReport, WanReplica
 from realtime_omni.models.common.wan.sharded import ShardedTransformer, check_grid, share_of
@@ -74,7 +74,7 @@ def replica(mesh: Mesh, arguments: bytes) -> WanReplica:
 
 
 def share(given: Arguments, mesh: Mesh) -> ShardedTransformer:
-    """One rank's part of the network that ``bench.lingbot`` draws."""
+    """One rank's part of the network that ``bench.lingbot_geometry`` draws."""
     config = SIZES[given.scale].network
     dtype = getattr(torch, given.dtype)
     with torch.device("meta"):
@@ -91,7 +91,7 @@ def share(given: Arguments, mesh: Mesh) -> ShardedTransformer:
 def _drawn(
     name: str, shape: torch.Size, generator: torch.Generator, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """As :func:`realtime_omni.bench.lingbot.random_network` draws it."""
+    """As :func:`realtime_omni.bench.lingbot_geometry.random_network` draws it."""
     if "norm" in name:
         return torch.full(shape, float(name.endswith(".weight")), dtype=dtype, device=device)
     spread = 1.0 / shape[-1] ** 0.5
