@@ -14,7 +14,7 @@ session is conditioned on, and the codec's memories, each an immutable value tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -36,23 +36,19 @@ from realtime_omni.models.base import (
     StepBatch,
     StepRow,
 )
-from realtime_omni.models.common.conditioning import KeysValues, stacked
 from realtime_omni.models.common.noise import block_noise
 from realtime_omni.models.common.wan.clip import PictureEncoder
 from realtime_omni.models.common.wan.text import TOKENS, TextEncoder
-from realtime_omni.models.common.wan.transformer import Attend
 from realtime_omni.models.common.wan.vae import SPACE_STRIDE, TIME_STRIDE, CodecState, WanVAE
 from realtime_omni.models.common.wan.visual import MASK_CHANNELS, fit
 from realtime_omni.models.dreamzero import state as saved
 from realtime_omni.models.dreamzero.controls import OneBlockReducer, check_control, schemas
-from realtime_omni.models.dreamzero.network import DreamZeroTransformer, Registers
+from realtime_omni.models.dreamzero.network import DreamZeroTransformer
+from realtime_omni.models.dreamzero.passes import Passes, Sample, Schedules
 from realtime_omni.models.dreamzero.robot import Robot
-from realtime_omni.models.dreamzero.sampler import Memory, Schedule, step
 from realtime_omni.models.dreamzero.scene import (
     CONDITIONAL,
-    IMAGE,
     SHOWN,
-    TEXT,
     UNCONDITIONAL,
     Scene,
     Scenes,
@@ -93,16 +89,6 @@ class Settings:
     fps: float = 5.0
     words: Words = field(default_factory=Words)
     default_prompt: str = "do nothing"
-
-
-@dataclass(slots=True)
-class _Sample:
-    """One row's pictures and actions on their way, while its tick runs."""
-
-    video: Tensor
-    actions: Tensor
-    video_memory: Memory | None = None
-    action_memory: Memory | None = None
 
 
 class DreamZero(PolicyBase):
@@ -193,18 +179,18 @@ class DreamZero(PolicyBase):
     def step(self, batch: StepBatch) -> Step:
         yield Checkpoint("forward", "prepare")
         scenes = {r: self.scenes.of(batch.rows[r]) for r in batch.active}
+        passes = self._passes(batch, scenes)
         for frames in sorted({scene.frames for scene in scenes.values()}):
             yield Checkpoint("forward", "commit")
             rows = tuple(r for r in batch.active if scenes[r].frames == frames)
             if rows:
-                self._commit(batch, rows, scenes)
-        schedules = {r: self._schedule(batch.rows[r]) for r in scenes}
-        samples = {r: self._noise(batch.rows[r]) for r in scenes}
-        for index in range(max(schedule.steps for schedule in schedules.values())):
+                passes.commit(rows)
+        samples = {r: self._sample(batch.rows[r], scene) for r, scene in scenes.items()}
+        for index in range(max(sample.schedules.steps for sample in samples.values())):
             yield Checkpoint("forward", "denoise")
-            rows = tuple(r for r in batch.active if index < schedules[r].steps)
+            rows = tuple(r for r in batch.active if index < samples[r].schedules.steps)
             if rows:
-                self._denoise(batch, rows, index, scenes, schedules, samples)
+                passes.denoise(rows, index, samples)
         outputs: dict[int, RowOutput | Exception] = {}
         for r in batch.active:
             row, scene, sample = batch.rows[r], scenes[r], samples[r]
@@ -249,113 +235,34 @@ class DreamZero(PolicyBase):
         """[F, C, h, w] of a block."""
         return (self.settings.frames_per_block, self.network.config.out_channels, *self._grid)
 
-    def _commit(self, batch: StepBatch, rows: Sequence[int], scenes: Mapping[int, Scene]) -> None:
-        """The clean pass over what becomes history, without registers; all rows have as many frames."""
-        text, image = self._given(rows, scenes)
-        latents = torch.stack([self._conditioned(scenes[r], scenes[r].context, scenes[r].start) for r in rows])
-        starts = torch.tensor([scenes[r].start for r in rows], device=self._device)
-        self.network.joint(
-            self._for_branches(latents),
-            torch.zeros(len(rows) * len(self.branches), device=self._device),
-            self._for_branches(starts[:, None] + torch.arange(latents.shape[1], device=self._device)),
-            text,
-            image,
-            self._attend(batch, rows, commit=True),
-        )
-
-    def _denoise(
-        self,
-        batch: StepBatch,
-        rows: Sequence[int],
-        index: int,
-        scenes: Mapping[int, Scene],
-        schedules: Mapping[int, Schedule],
-        samples: Mapping[int, _Sample],
-    ) -> None:
-        """One step of every row, pictures and actions together."""
+    def _passes(self, batch: StepBatch, scenes: Mapping[int, Scene]) -> Passes:
         settings = self.settings
-        text, image = self._given(rows, scenes)
-        latents = torch.stack([self._conditioned(scenes[r], samples[r].video, scenes[r].ahead) for r in rows])
-        ahead = torch.tensor([scenes[r].ahead for r in rows], device=self._device)
-        t_video = torch.tensor([schedules[r].timestep(index) for r in rows], device=self._device)
-        plain = [self._action_schedule(schedules[r]) for r in rows]
-        registers = Registers(
-            self._for_branches(torch.stack([samples[r].actions for r in rows])),
-            self._for_branches(torch.stack([self._robot_state(scenes[r]) for r in rows])),
-            self._for_branches(torch.tensor([schedule.timestep(index) for schedule in plain], device=self._device)),
-            self._for_branches((ahead - 1) // settings.frames_per_block),
-        )
-        flow, acted = self.network.joint(
-            self._for_branches(latents),
-            self._for_branches(t_video),
-            self._for_branches(ahead[:, None] + torch.arange(settings.frames_per_block, device=self._device)),
-            text,
-            image,
-            self._attend(batch, rows, ahead=True),
-            registers,
+        return Passes(
+            self.network,
+            batch,
+            scenes,
+            branches=self.branches,
+            guidance=settings.guidance,
             category=settings.category,
         )
-        assert acted is not None
-        flow, acted = guided(flow, acted, len(rows), settings.guidance)
-        for position, r in enumerate(rows):
-            sample = samples[r]
-            sample.video, sample.video_memory = step(
-                schedules[r], index, sample.video, flow[position], sample.video_memory
-            )
-            sample.actions, sample.action_memory = step(
-                plain[position], index, sample.actions, acted[position], sample.action_memory
-            )
 
-    def _attend(self, batch: StepBatch, rows: Sequence[int], *, commit: bool = False, ahead: bool = False) -> Attend:
-        """Every branch over pages of its own: the batch is the rows of one branch, then those of the other."""
-        plans = [batch.attention(branch) for branch in self.branches]
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            each = zip(plans, *(part.chunk(len(plans)) for part in (q, k, v)), strict=True)
-            return torch.cat([plan.attend(layer, *qkv, rows=rows, commit=commit, ahead=ahead) for plan, *qkv in each])
-
-        return attend
-
-    def _given(
-        self, rows: Sequence[int], scenes: Mapping[int, Scene]
-    ) -> tuple[tuple[KeysValues, ...], tuple[KeysValues, ...] | None]:
-        """Text and image of every row in every branch."""
-        held = [scenes[r].conditioning.branches[branch] for branch in self.branches for r in rows]
-        text = stacked([each[TEXT] for each in held])
-        return text, stacked([each[IMAGE] for each in held]) if IMAGE in held[0].parts else None
-
-    def _conditioned(self, scene: Scene, latents: Tensor, start: int) -> Tensor:
-        """The network's input [F, C_in, h, w]: latents, and what the window's picture says of these frames."""
-        return torch.cat((latents, scene.window.condition[start : start + len(latents)]), dim=1)
-
-    def _for_branches(self, x: Tensor) -> Tensor:
-        return torch.cat([x] * len(self.branches))
-
-    def _robot_state(self, scene: Scene) -> Tensor:
-        """The state registers [S, state_width], padded with zeros."""
-        padded = np.zeros((self.settings.states, self.network.shape.state_width), np.float32)
-        padded[:, : len(scene.robot)] = self.robot.state.normalised(scene.robot)
-        return torch.from_numpy(padded).to(self._device)
-
-    def _schedule(self, row: StepRow) -> Schedule:
-        """Of the pictures."""
-        observation = row.tick.observation
-        steps = self.settings.steps if observation is None or observation.steps is None else observation.steps
-        return Schedule.of(steps, self.settings.shift, final_noise=self.settings.final_noise)
-
-    def _action_schedule(self, schedule: Schedule) -> Schedule:
-        """Actions are always denoised to the end."""
-        return schedule if not self.settings.final_noise else Schedule.of(schedule.steps, self.settings.shift)
-
-    def _noise(self, row: StepRow) -> _Sample:
-        observation, seed, chunk = row.tick.observation, row.seed, int(row.tick.chunk_index)
-        if observation is not None and observation.seed is not None:
-            seed, chunk = observation.seed, 0
-        shape = (self.settings.actions, self.network.shape.action_width)
+    def _sample(self, row: StepRow, scene: Scene) -> Sample:
+        """Noise for pictures and actions, and how it is denoised."""
+        settings, seen = self.settings, row.tick.observation
+        steps = settings.steps if seen is None or seen.steps is None else seen.steps
+        seed, chunk = row.seed, int(row.tick.chunk_index)
+        if seen is not None and seen.seed is not None:
+            seed, chunk = seen.seed, 0
         video = block_noise(seed, chunk, VIDEO_NOISE, self.latent_shape, device=self._device)
-        if observation is not None and observation.noise is not None:
-            return _Sample(video, torch.from_numpy(np.array(observation.noise)).to(self._device))
-        return _Sample(video, block_noise(seed, chunk, ACTION_NOISE, shape, device=self._device))
+        if seen is not None and seen.noise is not None:
+            actions = torch.from_numpy(np.array(seen.noise)).to(self._device)
+        else:
+            shape = (settings.actions, self.network.shape.action_width)
+            actions = block_noise(seed, chunk, ACTION_NOISE, shape, device=self._device)
+        robot = np.zeros((settings.states, self.network.shape.state_width), np.float32)
+        robot[:, : len(scene.robot)] = self.robot.state.normalised(scene.robot)
+        schedules = Schedules.of(steps, settings.shift, settings.final_noise)
+        return Sample(schedules, torch.from_numpy(robot).to(self._device), video, actions)
 
     def _decoded(self, scene: Scene, latents: Tensor) -> tuple[NDArray[np.uint8], CodecState]:
         """uint8 [4 F, 3, H, W]: what was imagined, decoded behind what was seen."""
@@ -369,7 +276,7 @@ class DreamZero(PolicyBase):
         self,
         state: DreamZeroState,
         scene: Scene,
-        sample: _Sample,
+        sample: Sample,
         actions: NDArray[np.float32],
         decoder: CodecState,
     ) -> DreamZeroState:
@@ -452,11 +359,3 @@ class DreamZero(PolicyBase):
                 restarts_on_prompt=True,
             ),
         )
-
-
-def guided(flow: Tensor, acted: Tensor, rows: int, guidance: float) -> tuple[Tensor, Tensor]:
-    """Both branches' flows [2 rows, ...], or one's, to one [rows, ...]: ``u + g (c - u)`` for pictures, ``c`` for actions."""
-    if len(flow) == rows:
-        return flow, acted
-    conditional, unconditional = flow[:rows], flow[rows:]
-    return unconditional + guidance * (conditional - unconditional), acted[:rows]

@@ -14,8 +14,9 @@ from models.dreamzero.tiny import ROBOT, seen, tiny_dreamzero
 from realtime_omni.engine import commands as c
 from realtime_omni.errors import ArgumentError, OmniError
 from realtime_omni.models.common.noise import block_noise
-from realtime_omni.models.dreamzero.model import DreamZero, guided
+from realtime_omni.models.dreamzero.model import DreamZero
 from realtime_omni.models.dreamzero.network import Registers
+from realtime_omni.models.dreamzero.passes import guided
 from realtime_omni.models.dreamzero.sampler import Schedule, step
 from realtime_omni.session.observation import Observation
 from realtime_omni.session.values import Chunk, ControlInput, SessionId
