@@ -21,7 +21,7 @@ export default defineConfig({
       input: { page: here("./index.html"), talk: here("./talk.html") },
       output: {
         entryFileNames: "assets/[name].js",
-        chunkFileNames: "assets/shared.js", // by both pages,
+        chunkFileNames: "assets/[name].js", // what both pages share, and the World page's voice control
         assetFileNames: "assets/page[extname]",
       },
     },

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 import numpy as np
 from msgspec import Struct
@@ -57,6 +57,7 @@ from realtime_omni.session.signals import (
     SpeechStarted,
     SpeechStopped,
     TurnCommitted,
+    ends_at_once,
 )
 
 MOST_FLYING = {"live": 4, "free": 48}
@@ -405,10 +406,16 @@ class DuplexSession:
     def _note(self, signals: tuple[Signal, ...], now_s: float) -> tuple[Signal, ...]:
         """Follow the responses; what concerns one that was ended by an interruption is left out."""
         kept: list[Signal] = []
-        for signal in signals:
+        beside: set[str] = set()
+        for signal, following in zip_longest(signals, signals[1:]):
             match signal:
                 case ResponseStarted() if signal.response in self._buried:
                     continue
+                case ResponseStarted() if self._running and ends_at_once(signal, following):
+                    self._requested.pop(signal.response, None)
+                    beside.add(signal.response)
+                case ResponseEnded() if signal.response in beside:
+                    pass
                 case ResponseStarted():
                     self._requested.pop(signal.response, None)
                     if self._response is not None:

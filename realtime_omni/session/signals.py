@@ -7,7 +7,8 @@ stand in the order in which they happened.
 The grammar, which ``check_model`` holds models to. Of an utterance: SpeechStarted, SpeechStopped and TurnCommitted in one
 tick, InputTranscript at any time after it has started (the last one ``final``); a turn that the client commits without speech
 having been found has only TurnCommitted. Of a response: ResponseStarted, then Speaking, OutputText and ToolCall, then exactly
-one ResponseEnded, also when it was cancelled. One response speaks at a time.
+one ResponseEnded, also when it was cancelled. One response speaks at a time. One that ends before its turn comes (cancelled, or
+one too many) is told as started and ended in one go, beside whichever runs.
 """
 
 from __future__ import annotations
@@ -122,6 +123,11 @@ class ContextUse:
     """How much of the model's context is used, 0..1. Told when it has changed by a hundredth."""
 
     ratio: float
+
+
+def ends_at_once(started: ResponseStarted, following: Signal | None) -> bool:
+    """Whether a response never has its turn: its end follows its beginning."""
+    return isinstance(following, ResponseEnded) and following.response == started.response
 
 
 Signal: TypeAlias = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 from realtime_omni.session.signals import (
     InputTranscript,
     OutputText,
@@ -13,6 +15,7 @@ from realtime_omni.session.signals import (
     SpeechStopped,
     ToolCall,
     TurnCommitted,
+    ends_at_once,
 )
 
 
@@ -32,7 +35,7 @@ class SignalGrammar:
         """The signals of one tick, which lasts from ``start_ms`` to ``end_ms``."""
         stopped: str | None = None
         speaking = 0
-        for signal in signals:
+        for signal, following in zip_longest(signals, signals[1:]):
             match signal:
                 case SpeechStarted():
                     assert self._speech is None, f"{signal}: the utterance before has not stopped"
@@ -56,6 +59,11 @@ class SignalGrammar:
                     assert signal.utterance not in self._final, f"{signal}: after the final one"
                     if signal.final:
                         self._final.add(signal.utterance)
+                case ResponseStarted() if ends_at_once(signal, following):
+                    assert signal.response not in self.responses, f"{signal}: the name is taken"
+                    self.responses.add(signal.response)
+                case ResponseEnded() if signal.response in self.responses - self.ended - {self.running}:
+                    self.ended.add(signal.response)
                 case ResponseStarted():
                     assert self.running is None, f"{signal}: {self.running!r} has not ended"
                     assert signal.response not in self.responses, f"{signal}: the name is taken"

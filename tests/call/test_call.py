@@ -16,7 +16,7 @@ from realtime_omni.errors import ArgumentError, ConfigError, ErrorCode, OmniErro
 from realtime_omni.manager import SessionManager
 from realtime_omni.models.null.model import NullWorld
 from realtime_omni.models.puppet.model import Puppet, PuppetOptions
-from realtime_omni.session.frame import AddText, Configure, Directive, Respond, Say, Tool, ToolResult, Turns
+from realtime_omni.session.frame import AddText, Cancel, Configure, Directive, Respond, Say, Tool, ToolResult, Turns
 from realtime_omni.session.signals import (
     OutputText,
     ResponseEnded,
@@ -130,6 +130,16 @@ async def test_a_barge_in_ends_the_response_and_the_next_one_starts(rewinds: boo
             assert not isinstance(output, Tick) or not output.audio.any(), "it goes on after it was interrupted"
         await line.until(is_end)
         assert line.text.endswith("I hear you.")
+
+
+async def test_a_response_that_waits_is_cancelled_and_the_one_that_runs_is_heard_to_its_end() -> None:
+    async with lines() as (line,):
+        await line.frame(Say("x", "one two three four"), Say("y", "five"))
+        told = await line.frame(Cancel("y"))
+        assert [s.response for s in told if isinstance(s, ResponseEnded)] == ["y"]
+        end = await line.until(is_end)
+        assert isinstance(end, ResponseEnded)
+        assert (end.response, line.text) == ("x", "one two three four")
 
 
 async def test_a_listener_is_not_interrupted() -> None:

@@ -10,7 +10,7 @@ export interface ModelInfo {
   voice: Voice | null;
   makesWorlds: boolean;
 }
-export interface Voice { turn_modes: string[]; takes_text: boolean }
+export interface Voice { turn_modes: string[]; takes_text: boolean; takes_tools: boolean }
 
 const KEY_ITEM = "realtime_omni.key";
 
@@ -60,8 +60,8 @@ function modelOf(entry: unknown, base: string): ModelInfo | null {
 
 function voiceOf(value: unknown): Voice | null {
   if (typeof value !== "object" || value === null) return null;
-  const { turn_modes: modes, takes_text: takesText } = value as Record<string, unknown>;
-  return { turn_modes: Array.isArray(modes) ? modes.map(String) : [], takes_text: takesText === true };
+  const { turn_modes: modes, takes_text: takesText, takes_tools: takesTools } = value as Record<string, unknown>;
+  return { turn_modes: Array.isArray(modes) ? modes.map(String) : [], takes_text: takesText === true, takes_tools: takesTools === true };
 }
 
 export function startOf(model: string, start: string, base: string): StartPicture {

@@ -1,28 +1,28 @@
 // The page's middle: one connection, one player, one set of controls, and what each tells the others.
 
-import { Branch } from "./branch";
-import { apiKey, fetchModels, KeyWanted, packPicture, Refused, startOf, type ModelInfo } from "./api";
+import { apiKey, startOf } from "./api";
+import { resetOptions, startOptions } from "./beginning";
 import { Connection, type Link } from "./connection";
 import { Controls, type Shortcut } from "./controls";
 import { preferredFormat } from "./decoder";
-import { byId } from "./dom";
+import { askingForm, byId, toggleFullScreen } from "./dom";
+import { Entrance } from "./entrance";
 import { keysOf } from "./held";
 import { keptSession } from "./kept";
-import { WorldMachine, type ResetOptions, type StartOptions } from "./machine";
+import { WorldMachine } from "./machine";
 import { closedNotice, errorNotice, explain, failedNotice, type Action } from "./messages";
 import { LatencyMeter, RateMeter } from "./meters";
-import { Panel, promptOf } from "./panel";
-import { Past } from "./past";
+import { Panel } from "./panel";
 import { WorldPicture } from "./picture";
 import { Player } from "./player";
-import { HELD_KEYS_SCHEMA, type Chunk, type Forked, type Format, type Frame, type Rewound, type ServerError, type ServerMessage, type Started } from "./protocol";
-import { showTabs } from "./tabs";
+import { HELD_KEYS_SCHEMA, type Chunk, type Format, type Frame, type Rewound, type ServerError, type ServerMessage, type Started } from "./protocol";
+import { Steering, type Step } from "./steering";
+import { TwoWalks } from "./two";
 import { linkText, View, type Hint } from "./view";
+import { VoiceButton } from "./voice-button";
 
 export interface AppOptions { format: Format | null; model: string | null; debug: boolean }
 
-const START_PICTURE_BYTES = 3_000_000; // a session.start may be 4 MiB
-const BACK_S = 1; // how far the button goes back
 const TURNS: readonly string[] = ["j", "l"];
 const STRAIGHT_ON_S = 2.5; // long enough to reach the next wall
 const OVER = new Set(["session_gone", "session_not_found", "resume_refused", "session_exists"]);
@@ -39,12 +39,17 @@ export class App {
     onReset: () => void this.reset(),
     onRenew: () => void this.renew(),
     onClose: () => this.end(),
-    onModel: (name) => { this.model = name; this.panel.beginning = null; void this.renew(); },
+    onModel: (name) => { this.entrance.model = name; this.panel.beginning = null; void this.renew(); },
   });
-  private readonly branch = new Branch(this.url, () => apiKey.get(), (text) => this.log(text));
-  private readonly past = new Past((nextChunk) => {
-    this.backBlocks = 0;
-    this.rewind(nextChunk);
+  private readonly entrance: Entrance;
+  private readonly two = new TwoWalks(this.url("world"), this.picture, {
+    machine: () => this.machine,
+    live: () => this.live,
+    send: (message) => this.connection.send(message),
+    sendKeys: () => this.sendKeys(null),
+    say: (text) => this.view.say(text),
+    log: (text) => this.log(text),
+    goOnWith: (machine, branch) => this.goOnWith(machine, branch),
   });
   private readonly controls = new Controls([
     { view: byId("view"), stick: byId("stick") }, { view: byId("branch-view"), stick: byId("branch-stick") },
@@ -56,7 +61,17 @@ export class App {
     },
     onShortcut: (name) => this.shortcut(name),
   });
-  private readonly connection = new Connection(this.url, () => apiKey.get(), {
+  private readonly steering = new Steering({
+    hold: (keys, source) => this.controls.hold(keys, source),
+    after: (run, ms) => window.setTimeout(run, ms),
+    cancel: (timer) => clearTimeout(timer),
+  });
+  private readonly voice = new VoiceButton(this.url("duplex"), {
+    onStep: (step) => this.steer(step),
+    onEnd: () => this.steering.halt(),
+    onNote: (text, tone) => this.view.say(text, tone),
+  });
+  private readonly connection = new Connection(this.url("world"), () => apiKey.get(), {
     onLink: (link) => this.linkChanged(link),
     onMessage: (message) => this.received(message),
     onFrame: (frame) => { this.player.push(frame); },
@@ -66,8 +81,6 @@ export class App {
   private readonly frames = new RateMeter();
   private readonly bytes = new RateMeter();
   private readonly latency = new LatencyMeter();
-  private models: ModelInfo[] = [];
-  private model: string | null;
   private format: Format = "jpeg";
   private track: string | null = null;
   private lastFrame: Frame | null = null;
@@ -77,21 +90,15 @@ export class App {
   private walked = false;
   private turned = false;
   private walkedFrames = 0;
-  private backBlocks = 0; // what the button asked for last
-  private reachable = true;
   private errors: string[] = [];
   private readonly startedAt = performance.now();
 
   constructor(private readonly options: AppOptions) {
-    this.model = options.model;
+    this.entrance = new Entrance(
+      this.base, this.view, this.panel, options.model, (models) => this.voice.offer(models), (text) => this.log(text),
+    );
     byId("pause").addEventListener("click", () => this.togglePause());
-    byId("back").addEventListener("click", () => this.goBack());
-    byId("fork").addEventListener("click", () => this.fork());
-    byId("keep").addEventListener("click", () => this.keepFirst());
-    byId("branch-keep").addEventListener("click", () => this.keepBranch());
-    for (const choice of keyChoices()) choice.addEventListener("change", () => this.chooseKeys());
     askingForm("first-form", (prompt) => this.prompt(prompt));
-    askingForm("branch-form", (prompt) => this.branch.ask(prompt));
     byId("full").addEventListener("click", () => void toggleFullScreen());
     document.addEventListener("visibilitychange", () => this.visibilityChanged());
     window.addEventListener("pagehide", () => this.keepSession());
@@ -105,7 +112,7 @@ export class App {
   async begin(): Promise<void> {
     this.view.show({ title: "Opening the world", text: "The first picture takes a moment.", actions: [], tone: "busy" });
     this.format = this.options.format ?? (await preferredFormat());
-    if (!(await this.findModels())) return;
+    if (!(await this.entrance.find())) return;
     const item = keptSession.take();
     if (item && (!this.options.model || item.saved.started.model === this.options.model)) {
       const machine = WorldMachine.restore(item.saved);
@@ -122,7 +129,7 @@ export class App {
         format: this.machine.format, lastFrameIndex: this.lastFrame?.frame ?? null, shownFrames: this.player.shownFrames,
         waiting: this.player.waiting, chunkIndex: this.machine.chunkIndex, fps: this.frames.perSecond(performance.now()),
         appliedEventId: this.lastFrame?.appliedEventId ?? null, latencyMs: this.latency.median, lastLatencyMs: this.latency.last,
-        oldestRewind: this.machine.oldestRewind, branch: this.branch.active ? this.branchStats() : null,
+        oldestRewind: this.machine.oldestRewind, branch: this.two.stats(), voice: this.voice.stats(),
         keys: this.controls.held.keys(), tickMs: this.lastChunk?.timings_ms.tick ?? null, errors: [...this.errors],
       }),
       /** Cuts the socket as a lost network would. */
@@ -130,59 +137,18 @@ export class App {
       breakDecoder: () => this.fallBack("asked by a test"),
       /** The world in its own size. */
       world: this.picture.world,
-      branchWorld: this.branch.picture.world,
-    };
-  }
-
-  private branchStats() {
-    const { machine, shownFrames } = this.branch;
-    return {
-      ...machine.statistics(), sessionId: machine.session?.session_id ?? null, prompt: machine.prompt, shownFrames,
-      chunkIndex: machine.chunkIndex,
+      branchWorld: this.two.branch.picture.world,
     };
   }
 
   private get machine(): WorldMachine { return this.connection.machine; }
-  private get url(): string { return `${location.origin.replace(/^http/, "ws")}${this.base}/v1/realtime/world`; }
+  private url(of: "world" | "duplex"): string {
+    return `${location.origin.replace(/^http/, "ws")}${this.base}/v1/${of === "world" ? "realtime/world" : of}`;
+  }
   private get base(): string { return new URL(".", document.baseURI).pathname.replace(/\/$/, ""); }
   private get live(): boolean { return ["live", "paused"].includes(this.machine.phase); }
 
   // ------------------------------------------------------------------------------------------------ what the user wants
-
-  private async findModels(): Promise<boolean> {
-    try {
-      const models = await fetchModels(this.base);
-      showTabs(models);
-      this.models = models.filter(({ makesWorlds }) => makesWorlds);
-    } catch (error) {
-      if (error instanceof KeyWanted) {
-        const text = apiKey.get() ? "The server did not accept this key." : "The server wants an API key. It stays in this tab.";
-        this.view.show({ title: "A key, please", text, actions: ["key"], tone: "bad" });
-        this.view.link("Key wanted", "bad");
-        return false;
-      }
-      if (error instanceof Refused) {
-        this.view.show(errorNotice("origin_refused"));
-        this.view.link("Refused", "bad");
-        return false;
-      }
-      this.reachable = false;
-      this.log(`models: ${String(error)}`); // the WebSocket may still work; it says more when it does not
-      return true;
-    }
-    this.reachable = true;
-    this.model ??= this.models[0]?.name ?? null;
-    this.showModel();
-    return true;
-  }
-
-  private showModel(): void {
-    this.panel.models(this.models, this.model ?? "");
-    const info = this.models.find(({ name }) => name === this.model);
-    if (!info) return;
-    this.panel.prompts(info.prompts);
-    this.panel.starts(info.starts, info.takesImage);
-  }
 
   private useKey(key: string): void {
     apiKey.set(key);
@@ -191,41 +157,25 @@ export class App {
 
   private async renew(): Promise<void> {
     if (!this.panel.seedIsValid()) return;
-    this.backToOne();
+    this.two.backToOne();
     if (this.live || this.machine.phase === "failed") this.connection.send(this.machine.command("session.close"));
     keptSession.forget();
     this.stopShowing();
-    this.showModel();
+    this.entrance.show();
     this.view.show({ title: "Opening the world", text: "The first picture takes a moment.", actions: [], tone: "busy" });
-    const options: StartOptions = { format: this.format };
-    if (this.model) options.model = this.model;
-    if (this.panel.seed !== undefined) options.seed = this.panel.seed;
-    const { beginning } = this.panel;
-    const { width, height } = this.machine.session ?? { width: 256, height: 256 };
-    if (beginning && "start" in beginning) options.start = beginning.start;
-    else if (beginning) options.image = await packPicture(beginning.picture, width, height, START_PICTURE_BYTES);
+    const options = await startOptions(this.panel, this.entrance.model, this.format, this.machine.session);
     this.connection.start(options);
   }
 
   private async reset(): Promise<void> {
     if (!this.panel.seedIsValid()) return;
     if (!this.live && this.machine.phase !== "failed") return void this.renew();
-    this.backToOne();
-    const options: ResetOptions = {};
-    if (this.panel.seed !== undefined) options.seed = this.panel.seed;
-    const { beginning } = this.panel;
-    if (beginning && "start" in beginning) {
-      options.start = beginning.start;
-      // What a reset does not name stays as it was: without this, the picture of one place would turn into another.
-      const prompt = promptOf(beginning.start, this.machine.session!.prompts);
-      if (prompt !== null) options.prompt = prompt;
-    } else if (beginning) {
-      const { width, height, limits } = this.machine.session!;
-      try {
-        options.image = await packPicture(beginning.picture, width, height, limits.max_message_bytes - 1_024);
-      } catch {
-        return this.view.say(explain("image_invalid", ""), "bad");
-      }
+    this.two.backToOne();
+    let options;
+    try {
+      options = await resetOptions(this.panel, this.machine.session!);
+    } catch {
+      return this.view.say(explain("image_invalid", ""), "bad");
     }
     if (this.live || this.machine.phase === "failed") this.connection.send(this.machine.reset(options));
   }
@@ -241,18 +191,26 @@ export class App {
   private sendKeys(pressedAt: number | null): void {
     if (this.track === null) return;
     const tMs = Math.max(0, Math.round((pressedAt ?? performance.now()) - this.startedAt));
-    const held = this.controls.held.keys();
-    if (this.branch.active) this.branch.hold(this.track, this.keysTo === "first" ? [] : held, tMs);
+    const held = this.two.share(this.track, this.controls.held.keys(), tMs);
     if (!this.live) return;
-    const { message, eventId } = this.machine.heldKeys(this.track, this.keysTo === "branch" ? [] : held, tMs);
+    const { message, eventId } = this.machine.heldKeys(this.track, held, tMs);
     if (this.connection.send(message) && pressedAt !== null) this.latency.sent(eventId, pressedAt);
+  }
+
+  /** What a voice asks for; what it is to know of it. */
+  private steer(step: Step): string {
+    if (this.machine.phase !== "live") return "The world stands still now.";
+    if (step.kind === "place") this.prompt(step.prompt);
+    else if (step.kind === "hold" && !this.controls.knows(step.keys)) return "This world has no such way to go.";
+    else this.steering.take(step);
+    return "ok";
   }
 
   private togglePause(): void {
     if (!this.live) return;
     const paused = this.machine.phase === "paused";
     this.connection.send(this.machine.command(paused ? "session.resume_play" : "session.pause"));
-    this.branch.pause(!paused);
+    this.two.branch.pause(!paused);
     this.pausedByPage = false;
   }
 
@@ -260,94 +218,24 @@ export class App {
     switch (name) {
       case "prompt": return this.panel.focusPrompt();
       case "pause": return this.togglePause();
-      case "back": return this.goBack();
-      case "fork": return this.fork();
+      case "back": return this.two.goBack();
+      case "fork": return this.two.fork();
+      case "voice": return this.voice.toggle();
     }
   }
 
-  // ------------------------------------------------------------------------------------------------ going back, and what if
-
-  private get canBranch(): boolean {
-    return (this.live || this.machine.phase === "failed") && this.machine.oldestRewind !== null && !this.branch.active;
-  }
-
-  private goBack(): void {
-    const { fps, frames_per_block } = this.machine.session ?? { fps: 1, frames_per_block: 1 };
-    this.goBackBy(Math.max(1, Math.round((fps * BACK_S) / frames_per_block)));
-  }
-
-  private goBackBy(blocks: number): void {
-    const moment = this.past.before(blocks);
-    this.backBlocks = blocks;
-    if (moment !== null) this.rewind(moment);
-    else if (this.canBranch) this.view.say("There is nothing to go back to yet.");
-  }
-
-  private rewind(nextChunk: number): void {
-    if (this.canBranch) this.connection.send(this.machine.rewind(nextChunk));
-  }
-
-  private fork(): void {
-    if (this.canBranch) this.connection.send(this.machine.fork());
-  }
-
-  private split(forked: Forked): void {
-    if (this.branch.active) return;
-    this.branch.begin(this.machine.branch(forked), this.machine.format, this.picture.world);
-    this.showTwo(true);
-    this.sendKeys(null);
-    byId<HTMLInputElement>("branch-prompt").focus({ preventScroll: true });
-  }
-
-  private keepFirst(): void {
-    this.backToOne();
-    this.view.say("The other branch is closed.");
-  }
-
-  /** The branch becomes the walk: its session moves to the page's first connection. */
-  private keepBranch(): void {
-    const machine = this.branch.release();
-    machine.skipToReceived(); // frames that waited in the branch's player
+  /** The branch of a "what if" is the walk to keep. */
+  private goOnWith(machine: WorldMachine, branch: WorldPicture): void {
     this.player.flush(machine.epoch);
-    this.picture.draw(this.branch.picture.world);
+    this.picture.draw(branch.world);
     this.close();
-    this.past.clear();
     this.latency.forget();
-    this.showTwo(false);
     if (machine.session && machine.canResume) this.connection.comeBack(machine, this.machine.format);
     else void this.renew();
   }
 
-  private backToOne(): void {
-    this.branch.end();
-    this.showTwo(false);
-  }
-
-  private showTwo(two: boolean): void {
-    document.body.toggleAttribute("data-two", two);
-    for (const id of ["branch-pane", "keys-to", "first-foot"]) byId(id).hidden = !two;
-    byId<HTMLInputElement>("keys-both").checked = true;
-    this.chooseKeys();
-    this.refreshBack();
-  }
-
-  private get keysTo(): string {
-    return keyChoices().find(({ checked }) => checked)!.value;
-  }
-
-  private chooseKeys(): void {
-    byId("world").toggleAttribute("data-keys", this.keysTo !== "branch");
-    byId("branch-world").toggleAttribute("data-keys", this.keysTo !== "first");
-    if (this.branch.active) this.sendKeys(null); // who loses the keys lets them go
-  }
-
-  private refreshBack(): void {
-    byId("fork").hidden = byId("back").hidden = this.machine.oldestRewind === null || this.branch.active;
-    byId("past").toggleAttribute("inert", this.branch.active);
-  }
-
   private end(): void {
-    this.backToOne();
+    this.two.backToOne();
     this.close();
   }
 
@@ -371,10 +259,10 @@ export class App {
   private visibilityChanged(): void {
     if (document.hidden && this.machine.phase === "live" && !this.leaving) {
       this.pausedByPage = this.connection.send(this.machine.command("session.pause"));
-      this.branch.pause(true);
+      this.two.branch.pause(true);
     } else if (!document.hidden && this.pausedByPage) {
       if (this.live) this.connection.send(this.machine.command("session.resume_play"));
-      this.branch.pause(false);
+      this.two.branch.pause(false);
       this.pausedByPage = false;
     }
   }
@@ -385,7 +273,7 @@ export class App {
     switch (message.type) {
       case "session.started":
         this.player.stop();
-        this.past.clear();
+        this.two.past.clear();
         this.settle(message);
         return this.playing();
       case "session.resumed":
@@ -408,12 +296,12 @@ export class App {
       case "session.reset_done":
         this.player.flush(message.epoch);
         this.latency.forget();
-        this.past.clear();
+        this.two.past.clear();
         this.panel.showSeed(message.seed);
         this.place();
         return this.machine.phase === "paused" ? undefined : this.playing();
       case "session.rewound": return this.wentBack(message);
-      case "session.forked": return this.split(message);
+      case "session.forked": return this.two.split(message);
       case "session.failed":
         this.controls.enabled = false;
         this.controls.releaseAll();
@@ -435,11 +323,11 @@ export class App {
       format: this.machine.format, codec: this.machine.codec, width: session.width, height: session.height,
       fps: session.fps, framesPerBlock: session.frames_per_block,
     });
-    this.model = session.model;
+    this.entrance.model = session.model;
     byId("model-name").textContent = session.model;
     byId<HTMLSelectElement>("model").value = session.model;
     if (session.prompts.length > 0) this.panel.prompts(session.prompts);
-    if (!this.models.some(({ name }) => name === session.model)) {
+    if (!this.entrance.worlds.some(({ name }) => name === session.model)) {
       this.panel.starts(session.starts.map((name) => startOf(session.model, name, this.base)), true);
     }
     this.panel.showSeed(this.machine.seed);
@@ -452,11 +340,9 @@ export class App {
   }
 
   private wentBack(rewound: Rewound): void {
-    this.backBlocks = 0;
     this.player.flush(rewound.epoch);
     this.latency.forget();
-    const picture = this.past.backTo(rewound.chunk_index);
-    if (picture) this.picture.draw(picture);
+    this.two.wentBack(rewound);
     this.place();
     this.sendKeys(null); // the world holds the keys of that moment: what is held now rules
     if (this.machine.phase === "paused") this.view.hide();
@@ -497,8 +383,8 @@ export class App {
     if (["live", "paused", "failed"].includes(this.machine.phase)) this.connection.send(this.machine.ack());
     if (this.machine.phase === "live") this.view.hide();
     this.view.hint(this.hintNow());
-    if (frame.last) this.past.shown(frame.chunkIndex, this.picture.world, this.machine.oldestRewind);
-    this.refreshBack();
+    if (frame.last) this.two.past.shown(frame.chunkIndex, this.picture.world, this.machine.oldestRewind);
+    this.two.refresh();
     this.place();
   }
 
@@ -517,9 +403,7 @@ export class App {
 
   private refused(error: ServerError): void {
     this.log(`${error.code}: ${error.message}`);
-    if (error.code === "not_retained" && this.backBlocks > 1) {
-      return this.goBackBy(Math.floor(this.backBlocks / 2)); // the server went on, and forgot, while we asked
-    }
+    if (error.code === "not_retained" && this.two.notRetained()) return;
     if (this.live && !error.fatal) {
       this.view.say(explain(error.code, error.message), "bad");
       if (error.code === "queue_full" || error.code === "rate_limited") setTimeout(() => this.sendKeys(null), 300);
@@ -541,7 +425,7 @@ export class App {
   }
 
   private stopShowing(): void {
-    this.past.clear();
+    this.two.past.clear();
     this.controls.enabled = false;
     this.controls.releaseAll();
     this.player.flush();
@@ -561,7 +445,7 @@ export class App {
       this.latency.forget();
       if (!link.everOpened && link.attempt > 1) void this.askWhy();
       if (resuming && link.attempt === 1) return; // usually back before anyone notices
-      const title = resuming ? "Reconnecting" : this.reachable ? "The server takes no one in now" : "The server does not answer";
+      const title = resuming ? "Reconnecting" : this.entrance.reachable ? "The server takes no one in now" : "The server does not answer";
       const wait = `Next try in ${Math.max(1, Math.round(link.retryInMs / 1000))} s.`;
       this.view.show({ title, text: resuming ? `Your walk is kept. ${wait}` : wait, actions: ["retry"], tone: "busy" });
     }
@@ -569,7 +453,7 @@ export class App {
 
   /** A browser hides why an upgrade was refused; the same server's HTTP side tells: a key is wanted, or nobody is there. */
   private async askWhy(): Promise<void> {
-    if (!(await this.findModels())) this.connection.drop();
+    if (!(await this.entrance.find())) this.connection.drop();
   }
 
   /** The decoder can't go on: the same session, in a format that any browser shows. */
@@ -606,26 +490,4 @@ export class App {
     view.strip("bytes", `${(this.bytes.perSecond(now) / 1000).toFixed(0)} kB/s`);
     view.strip("rtt", this.connection.rttMs === null ? "–" : `${Math.round(this.connection.rttMs)} ms`);
   }
-}
-
-function keyChoices(): HTMLInputElement[] {
-  return [...document.querySelectorAll<HTMLInputElement>('input[name="keys-to"]')];
-}
-
-/** A line to describe a place in, under one of two pictures. */
-function askingForm(id: string, onPrompt: (prompt: string) => void): void {
-  const form = byId<HTMLFormElement>(id);
-  const input = form.querySelector("input")!;
-  form.addEventListener("submit", (event) => {
-    event.preventDefault();
-    const prompt = input.value.trim();
-    if (prompt === "") return;
-    onPrompt(prompt);
-    input.blur(); // back to walking
-  });
-}
-
-async function toggleFullScreen(): Promise<void> {
-  if (document.fullscreenElement) await document.exitFullscreen();
-  else await document.documentElement.requestFullscreen().catch(() => undefined);
 }

@@ -8,17 +8,18 @@ export interface ControlsHooks {
   onKeys: (keys: WorldKey[], at: number) => void;
   onShortcut: (name: Shortcut) => void;
 }
-export type Shortcut = "prompt" | "pause" | "back" | "fork";
+export type Shortcut = "prompt" | "pause" | "back" | "fork" | "voice";
 
 /** A picture that is dragged on, and the stick that shows the drag. */
 export interface Surface { view: HTMLElement; stick: HTMLElement }
-const SHORTCUTS: Record<string, Shortcut> = { KeyP: "pause", KeyR: "back", KeyF: "fork" };
+const SHORTCUTS: Record<string, Shortcut> = { KeyP: "pause", KeyR: "back", KeyF: "fork", KeyV: "voice" };
 
 const STICK_RADIUS = 30;
 
 export class Controls {
   readonly held = new HeldKeys();
   enabled = false;
+  private offered: ReadonlySet<string> | null = null;
   private readonly pads: HTMLButtonElement[];
   private dragOrigin: { id: number; x: number; y: number; stick: HTMLElement } | null = null;
 
@@ -37,8 +38,18 @@ export class Controls {
     this.changed(this.held.releaseAll(), performance.now());
   }
 
+  /** What something else than fingers holds (a voice), in place of what it held. */
+  hold(keys: readonly WorldKey[], source: string): void {
+    if (this.enabled || keys.length === 0) this.changed(this.held.hold(keys, source), performance.now());
+  }
+
+  knows(keys: readonly WorldKey[]): boolean {
+    return this.offered === null || keys.every((key) => this.offered!.has(key));
+  }
+
   /** Only the keys that the model knows are offered. */
   offer(keys: ReadonlySet<string> | null): void {
+    this.offered = keys;
     for (const pad of this.pads) pad.hidden = keys !== null && !keys.has(pad.dataset.key!);
     for (const group of document.querySelectorAll<HTMLElement>(".pad")) {
       group.hidden = [...group.querySelectorAll<HTMLElement>("button")].every((pad) => pad.hidden);

@@ -18,3 +18,21 @@ export function make<K extends keyof HTMLElementTagNameMap>(
 export function setText(element: HTMLElement, text: string): void {
   if (element.textContent !== text) element.textContent = text;
 }
+
+/** A line to describe a place in. */
+export function askingForm(id: string, onPrompt: (prompt: string) => void): void {
+  const form = byId<HTMLFormElement>(id);
+  const input = form.querySelector("input")!;
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const prompt = input.value.trim();
+    if (prompt === "") return;
+    onPrompt(prompt);
+    input.blur(); // back to walking
+  });
+}
+
+export async function toggleFullScreen(): Promise<void> {
+  if (document.fullscreenElement) await document.exitFullscreen();
+  else await document.documentElement.requestFullscreen().catch(() => undefined);
+}

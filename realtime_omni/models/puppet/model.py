@@ -43,6 +43,7 @@ Rate = Annotated[int, Meta(ge=8000, le=48_000)]
 class PuppetOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The recipe's ``options``.
 
+    ``lines``: said in turn; ``call NAME {arguments}`` calls the client's tool of that name, where there is one.
     ``yields``: by itself, ``yield_after_ms`` into the user's speech; else it insists, until it is interrupted. ``greeting``:
     said when the call begins. ``rewinds``: after a barge-in it is taken back to what was heard, as a native model is.
     """

@@ -79,7 +79,7 @@ class Scene:
             case Commit():
                 self._commit(self.state.heard_from_ms, self._start_ms)
             case Clear():
-                self._set(ears=Ears(), transcript=None, heard_from_ms=self._start_ms)
+                self._clear()
             case Respond():
                 self._queue(self._answer(directive))
             case Say():
@@ -106,31 +106,36 @@ class Scene:
         if request.context is not None:
             turns = tuple(Turn(id="", role=t.role, text=t.text) for t in request.context)
         asked = next((t.text for t in reversed(turns) if t.role == "user"), "")
-        verb, _, rest = asked.strip().partition(" ")
         tools = self.state.tools if request.tools is None else tuple(t.name for t in request.tools)
+        tools = () if request.tool_choice == "none" else tools
         line = Line(id=request.id, text="", text_only=request.text_only, remember=request.remember)
+        verb, _, rest = asked.strip().partition(" ")
         if verb == "say":
             return replace(line, text=rest[:MOST_CHARS])
         if verb == "repeat":
             said = next((t.text for t in reversed(turns) if t.role == "assistant"), "nothing")
             return replace(line, text=said)
-        if verb == "call" and request.tool_choice != "none":
-            name, _, arguments = rest.partition(" ")
-            if name in tools:
-                return replace(line, call=Call(name, arguments or "{}"))
-        return replace(line, text=self._next_line())
+        call = _call(asked, tools)
+        if call is not None:
+            return replace(line, call=call)
+        text = self._next_line()
+        return replace(line, text=text, call=_call(text, tools))
+
+    def _clear(self) -> None:
+        """An utterance that is under way goes on, without what was heard of it."""
+        ears, start_ms = self.state.ears, self._start_ms
+        ears = replace(ears, began_ms=start_ms, last_ms=start_ms) if ears.speaking else Ears()
+        self._set(ears=ears, heard_from_ms=start_ms)
 
     def _cancel(self, directive: Cancel) -> None:
         line = self.state.line
-        if directive.response is not None and (line is None or line.id != directive.response):
-            return
-        if line is not None:
+        if line is not None and directive.response in (None, line.id):
             said_ms = (self.state.frames - line.began) * self._spec.frame_ms
             self._end(line, "cancelled", said_ms if directive.heard_ms is None else min(directive.heard_ms, said_ms))
-        if directive.response is None:
-            for waiting in self.state.pending:
+        for waiting in self.state.pending:
+            if directive.response in (None, waiting.id):
                 self.signals += (ResponseStarted(waiting.id), ResponseEnded(waiting.id, "cancelled"))
-            self._set(pending=())
+                self._set(pending=tuple(line for line in self.state.pending if line is not waiting))
 
     def _cut(self, response: str, heard_ms: float) -> None:
         turns = tuple(
@@ -145,7 +150,7 @@ class Scene:
         manners = self.state.manners
         ears = listen(self.state.ears, frame.audio, self._spec.input_rate_hz, self._start_ms, manners.threshold)
         if manners.mode == "client":
-            self._set(ears=replace(ears, speaking=False))
+            self._set(ears=replace(ears, speaking=self.state.transcript is not None))
             return
         if ears.speaking and not self.state.ears.speaking:
             name = self._name_utterance()
@@ -241,7 +246,10 @@ class Scene:
         self.state = replace(self.state, **fields)
 
     def _queue(self, line: Line) -> None:
-        self._set(pending=(*self.state.pending, line)[:MOST_PENDING])
+        if len(self.state.pending) < MOST_PENDING:
+            self._set(pending=(*self.state.pending, line))
+        else:
+            self.signals += (ResponseStarted(line.id), ResponseEnded(line.id, "failed"))
 
     def _remember(self, name: str, role: str, text: str, after: str | None) -> None:
         turn = Turn(id=name, role=role, text=text[:MOST_CHARS])  # type: ignore[arg-type]
@@ -262,6 +270,13 @@ class Scene:
     def _name_response(self) -> str:
         self._set(responses=self.state.responses + 1)
         return f"r{self.state.responses}"
+
+
+def _call(text: str, tools: tuple[str, ...]) -> Call | None:
+    """What ``call NAME {arguments}`` calls, where there is such a tool."""
+    verb, _, rest = text.strip().partition(" ")
+    name, _, arguments = rest.partition(" ")
+    return Call(name, arguments or "{}") if verb == "call" and name in tools else None
 
 
 def _manners(turns: Turns) -> Manners:

@@ -321,6 +321,15 @@ def test_stop_and_repeat(talk):
     assert np.count_nonzero(talk.audio) == before
 
 
+def test_stop_is_the_worlds_where_it_can_stand_still(talk):
+    talk.tell(Configure(tools=TOOLS))
+    talk.hear(hum(0.5, 800))
+    talk.until(ResponseEnded)
+    [call] = talk.of(ToolCall)
+    assert (call.name, call.arguments) == ("halt", "{}")
+    assert not talk.audio.any()
+
+
 def test_a_timer_rings_on_the_sessions_clock(talk):
     talk.hear(hum(0.7, 800))
     talk.until(ResponseStarted)
@@ -428,7 +437,7 @@ def test_the_language_models_thread_ends_with_the_model():
     assert made.language.closed
 
 
-names = st.sampled_from(["x", "y", "z", "r0", "r1"])
+names = st.sampled_from(["x", "y", "z", "r0", "r1", "q1", "q2", "q5", "q6"])
 directives = st.one_of(
     st.builds(AddText, st.sampled_from(["Hello", "What is two plus two?", "Turn left."])),
     st.just(Commit()),

@@ -106,8 +106,11 @@ def test_timers_that_cannot_be_set_or_are_dropped():
         ("Walk forward.", "move", {"direction": "forward"}),
         ("Walked forward.", "move", {"direction": "forward"}),  # as it is heard
         ("Please go straight ahead", "move", {"direction": "forward"}),
-        ("Can you move backwards a bit?", "move", {"direction": "back"}),
-        ("Take a step to the right", "move", {"direction": "right"}),
+        ("Can you move backwards a bit?", "move", {"direction": "back", "amount": "a little"}),
+        ("Take a step to the right", "move", {"direction": "right", "amount": "a little"}),
+        ("Turn left a bit.", "turn", {"direction": "left", "amount": "a little"}),
+        ("Turn a little bit to the right, please.", "turn", {"direction": "right", "amount": "a little"}),
+        ("Look slightly up", "turn", {"direction": "up", "amount": "a little"}),
         ("Turn left.", "turn", {"direction": "left"}),
         ("Could you turn to the right, please?", "turn", {"direction": "right"}),
         ("look up", "turn", {"direction": "up"}),
@@ -132,9 +135,14 @@ def test_the_world_and_the_robot_are_steered_by_tools(text, tool, arguments):
         assert value in declared.parameters["properties"][name].get("enum", [value])
 
 
-@pytest.mark.parametrize("text", ["Stop.", "Stop talking, please.", "Be quiet", "Never mind.", "Okay, enough"])
-def test_stop(text):
+@pytest.mark.parametrize("text", ["Stop talking, please.", "Be quiet", "Never mind.", "Okay, enough"])
+def test_hush(text):
     assert ask(text) == Act("hush")
+
+
+@pytest.mark.parametrize("text", ["Stop.", "Please stop!", "Okay, stop it now."])
+def test_stop(text):
+    assert ask(text) == Act("stop")
 
 
 @pytest.mark.parametrize("text", ["Repeat that, please.", "Can you say that again?", "What did you say?", "Pardon?"])

@@ -49,32 +49,38 @@ class Intent:
 class Act:
     """Something with the conversation itself."""
 
-    what: Literal["hush", "repeat", "drop_timers"]
+    what: Literal["hush", "stop", "repeat", "drop_timers"]
 
 
 Reply = Spoken | StartTimer | Intent | Act
 
-_DIRECTION = {"type": "string", "enum": ["forward", "back", "left", "right"]}
+A_LITTLE = "a little"
+
+
+def _steering(*directions: str) -> dict[str, object]:
+    """The parameters of a tool that steers; without ``amount``: on and on (move), or a usual turn."""
+    direction = {"type": "string", "enum": list(directions)}
+    amount = {"type": "string", "enum": [A_LITTLE]}
+    return {
+        "type": "object",
+        "properties": {"direction": direction, "amount": amount},
+        "required": ["direction"],
+    }
+
+
 TOOLS = (
-    Tool("move", "Walk in the world.", {"type": "object", "properties": {"direction": _DIRECTION}}),
-    Tool(
-        "turn",
-        "Look in another direction.",
-        {
-            "type": "object",
-            "properties": {"direction": {"type": "string", "enum": ["left", "right", "up", "down", "around"]}},
-        },
-    ),
+    Tool("move", "Walk in the world.", _steering("forward", "back", "left", "right")),
+    Tool("turn", "Look in another direction.", _steering("left", "right", "up", "down", "around")),
     Tool("halt", "Stand still.", {"type": "object", "properties": {}}),
     Tool(
         "set_scene",
         "Change the world's weather, time of day or place.",
-        {"type": "object", "properties": {"scene": {"type": "string"}}},
+        {"type": "object", "properties": {"scene": {"type": "string"}}, "required": ["scene"]},
     ),
     Tool(
         "instruct_robot",
         "Give the robot a task in words.",
-        {"type": "object", "properties": {"instruction": {"type": "string"}}},
+        {"type": "object", "properties": {"instruction": {"type": "string"}}, "required": ["instruction"]},
     ),
 )
 """What a page or a robot offers so that the voice steers it; a client may offer any of them, under these names."""
@@ -114,9 +120,7 @@ _POLITE_START = re.compile(
     r"^(?:please|hey|hi|hello|ok|okay|well|so|now|um|uh|and|then|oh|alright|just"
     r"|can you|could you|would you|will you|i want you to|i'd like you to|let's|i need you to|do you know|tell me) "
 )
-_POLITE_END = re.compile(
-    r" (?:please|now|for me|thanks|thank you|okay|ok|again please|a bit|a little|a little bit|right now|today)$"
-)
+_POLITE_END = re.compile(r" (?:please|now|for me|thanks|thank you|okay|ok|again please|right now|today)$")
 
 _Answer = Callable[[re.Match[str], datetime], Reply | None]
 
@@ -176,16 +180,20 @@ _TOWARDS = {
 _TOWARDS |= {"backwards": "back", "backward": "back", "lift": "left", "write": "right", "round": "around"}
 
 
+def _amount(match: re.Match[str]) -> dict[str, str]:
+    said = match.groupdict()
+    return {"amount": A_LITTLE} if said["before"] or said["after"] or said.get("step") else {}
+
+
 def _move(match: re.Match[str], _: datetime) -> Reply:
     where = _TOWARDS.get(match["where"], match["where"])
-    return _tool("move", f"Walking {where}.", direction=where)
+    return _tool("move", f"Walking {where}.", direction=where, **_amount(match))
 
 
 def _turn(match: re.Match[str], _: datetime) -> Reply:
     where = _TOWARDS.get(match["where"], match["where"])
-    return _tool(
-        "turn", f"{'Turning' if where in ('left', 'right', 'around') else 'Looking'} {where}.", direction=where
-    )
+    doing = "Turning" if where in ("left", "right", "around") else "Looking"
+    return _tool("turn", f"{doing} {where}.", direction=where, **_amount(match))
 
 
 def _halt(_: re.Match[str], now: datetime) -> Reply:
@@ -208,10 +216,12 @@ def _says(text: str) -> _Answer:
     return lambda match, now: Spoken(text)
 
 
-def _acts(what: Literal["hush", "repeat", "drop_timers"]) -> _Answer:
+def _acts(what: Literal["hush", "stop", "repeat", "drop_timers"]) -> _Answer:
     return lambda match, now: Act(what)
 
 
+_BIT = r"(?:just )?(?:a (?:little )?bit|a little|slightly)"
+_BEFORE, _AFTER = rf"(?P<before> {_BIT})?", rf"(?P<after> (?:{_BIT}|a step|one step))?"
 _WHERE = r"(?P<where>left|lift|right|write|up|down|around|round)"
 _SUM_WORDS = "plus|minus|times|divided|multiplied|squared|cubed|square root|to the power|percent of"
 _WHAT_IS = r"(?:what's|whats|what is|how much is|calculate|compute|work out)"
@@ -220,7 +230,8 @@ _A = r"(?:a|an|the|another)?"
 _RULES: tuple[tuple[re.Pattern[str], _Answer], ...] = tuple(
     (re.compile(pattern), answer)
     for pattern, answer in (
-        (r"(?:stop|stop it|stop talking|be quiet|quiet|shut up|hush|enough|that's enough|never ?mind)", _acts("hush")),
+        (r"(?:stop|stop it|stop there|stop now)", _acts("stop")),
+        (r"(?:stop talking|be quiet|quiet|shut up|hush|enough|that's enough|never ?mind)", _acts("hush")),
         (r"(?:repeat|repeat that|say (?:it|that) again|what did you say|come again|once more|again|pardon)", _acts("repeat")),
         (r"(?:what time (?:is it|it is)|(?:what's |what is )?the time|(?:do you have|have you got) the time)", _time),
         (r"(?:(?:what|which) day (?:is it|it is|is today)|what date is it|(?:what's |what is )?(?:the|today's) date)", _date),
@@ -234,11 +245,13 @@ _RULES: tuple[tuple[re.Pattern[str], _Answer], ...] = tuple(
          _says("I am the embedded voice of realtime omni.")),
         (r"(?:what can you do|what are you able to do|help|help me|what can i (?:ask|say)(?: you)?|what do you know)",
          _says(CAPABILITIES)),
-        (r"(?:walk|walked|walking|go|going|move|step|run|keep walking|keep going|take a step) (?:to the )?"
-         r"(?P<where>forwards?|straight ahead|straight|ahead|on|back|backwards?|left|right)", _move),
-        (rf"(?:turn|turned|turning|look|rotate|spin|steer|head|face)(?: to)?(?: the)? {_WHERE}(?: side)?", _turn),
+        (rf"(?:walk|walked|walking|go|going|move|run|keep walking|keep going|(?P<step>step|take a step)){_BEFORE} (?:to the )?"
+         rf"(?P<where>forwards?|straight ahead|straight|ahead|on|back|backwards?|left|right){_AFTER}", _move),
+        (rf"(?:turn|turned|turning|look|rotate|spin|steer|head|face){_BEFORE}(?: to)?(?: the)? {_WHERE}(?: side)?{_AFTER}",
+         _turn),
         (r"(?:stop (?:walking|moving|turning)|stand still|halt|freeze|stay (?:here|there)|hold still)", _halt),
-        (r"(?:make it|let it|let there be|switch to|change (?:it|the (?:scene|world|weather)) to|turn (?:it )?(?:in)?to"
+        (r"(?:make it|let it|let there be|switch to|show me|i want to (?:be in|go to)"
+         r"|change (?:it|the (?:scene|world|weather)) to|turn (?:it )?(?:in)?to"
          r"|take (?:me|us) to|go to)(?: a| an| the| be| look)*(?: like)? (?P<scene>[a-z' -]{3,60})", _scene),
         (r"(?:pick up|grasp|grab|put|place|push|pull|lift|drop|stack|hand me|open the gripper|close the gripper|go home)"
          r"(?: (?:the|a|that|this|it|down|up)\b.*)?", _robot),

@@ -1,0 +1,94 @@
+"""Steering by voice on the World page, in a real browser: a fake microphone that speaks, a puppet that calls tools, a world."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from web.test_talk_page import microphone  # noqa: F401 (a fixture)
+from web.world_page import BROWSER_ARGS, PHONE, OpenPage, StartServer, World
+
+pytestmark = pytest.mark.browser
+
+LINES = """puppet:options.lines=['call turn {"direction": "left"}', 'call set_scene {"scene": "dusk"}']"""
+REFUSING = "navigator.mediaDevices.getUserMedia = async () => { throw new DOMException('', 'NotAllowedError'); };"
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str, microphone: Path) -> Iterator[Any]:  # noqa: F811
+    """One that has a microphone, which asks two questions."""
+    if shutil.which(chromium) is None:
+        pytest.skip(f"no browser: {chromium} is not installed")
+    from playwright.sync_api import sync_playwright
+
+    fake = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(
+            executable_path=chromium, args=[*BROWSER_ARGS, *fake, f"--use-file-for-fake-audio-capture={microphone}"]
+        )
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def url(start_server: StartServer) -> str:
+    return start_server("null", "puppet", "--set", LINES)
+
+
+def listening(world: World) -> World:
+    world.moves()
+    world.page.click("#speak")
+    world.wait("s.voice.state === 'live'")
+    return world
+
+
+def test_what_the_voice_calls_is_the_pages_own_next_event(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    world.moves()
+    assert "control.js" not in world.page.evaluate("performance.getEntriesByType('resource').map((r) => r.name).join()")
+    event = listening(world).stats()["nextEventId"]
+    turning = world.wait("s.keys.includes('j')")
+    assert "seconds of sound" in turning["voice"]["lines"][0]
+    turned = world.wait(f"!s.keys.includes('j') && s.appliedEventId >= {event + 1}")  # down and up, in this order
+    assert turned["nextEventId"] >= event + 2
+    there = world.wait(f"s.prompt === 'dusk' && s.appliedEventId >= {event + 2}")
+    assert there["errors"] == []
+
+
+def test_keys_and_voice_share_one_writer_and_the_microphone_can_be_closed(open_page: OpenPage, url: str) -> None:
+    world = listening(open_page(url, viewport=PHONE))
+    world.page.keyboard.down("l")
+    both = world.wait("s.keys.includes('j')")
+    assert both["keys"] == ["j", "l"]
+    world.page.keyboard.press("v")
+    ended = world.wait("s.voice.state === 'off'")
+    assert ended["keys"] == ["l"]
+    assert ended["voice"]["lines"] == []
+    world.page.keyboard.up("l")
+    world.wait("s.keys.length === 0 && s.appliedEventId === s.nextEventId - 1")
+    assert world.page.get_attribute("#speak", "aria-pressed") == "false"
+
+
+def test_without_permission_it_says_so_and_the_world_goes_on(open_page: OpenPage, url: str) -> None:
+    world = open_page(url, before=REFUSING)
+    world.moves()
+    world.page.click("#speak")
+    world.page.wait_for_selector("#toast:has-text('microphone is not allowed')")
+    assert world.stats()["voice"]["state"] == "off"
+    world.moves()
+
+
+def without_a_voice(route: Any) -> None:
+    response = route.fetch()
+    models = [entry for entry in response.json()["models"] if entry["voice"] is None]
+    route.fulfill(response=response, json=response.json() | {"models": models})
+
+
+def test_a_world_alone_has_no_microphone(open_page: OpenPage, url: str) -> None:
+    world = open_page(url, routes={"**/v1/models": without_a_voice})
+    world.moves()
+    assert world.page.is_hidden("#speak")
