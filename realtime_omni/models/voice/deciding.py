@@ -53,7 +53,7 @@ def decide(response: Response, entries: Sequence[Entry], facts: Facts, now: date
             return Decision(said=last_said(entries) or "I have not said anything yet.")
         case Act("drop_timers"):
             return Decision(said="All timers are off." if facts.timers else "There is no timer.", drop_timers=True)
-        case Act("stop") if "halt" in offer_of(response, facts).names:
+        case Act("stop" | "perhaps_stop") if "halt" in offer_of(response, facts).names:
             return Decision(said="", call=Call("halt", "{}"))
         case Act("hush" | "stop"):
             return Decision(said="")

@@ -19,6 +19,7 @@ SENTENCES = {
     0.5: "Stop.",
     0.6: "Please repeat that.",
     0.7: "Set a timer for two seconds.",
+    0.9: "Step,",  # stop
     0.8: "♪",  # what a recogniser makes of noise
 }
 UNFINISHED = frozenset({0.3})

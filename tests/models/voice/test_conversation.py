@@ -321,13 +321,18 @@ def test_stop_and_repeat(talk):
     assert np.count_nonzero(talk.audio) == before
 
 
-def test_stop_is_the_worlds_where_it_can_stand_still(talk):
+@pytest.mark.parametrize("loudness", [0.5, 0.9])  # as it is said, and as it may be heard
+def test_stop_is_the_worlds_where_it_can_stand_still(talk, loudness):
     talk.tell(Configure(tools=TOOLS))
-    talk.hear(hum(0.5, 800))
+    talk.hear(hum(loudness, 800))
     talk.until(ResponseEnded)
     [call] = talk.of(ToolCall)
     assert (call.name, call.arguments) == ("halt", "{}")
     assert not talk.audio.any()
+    talk.tell(Configure(tools=()))
+    talk.hear(hum(loudness, 800))
+    talk.until(ResponseEnded)
+    assert talk.audio.any() == (loudness == 0.9)  # nothing to halt: a word like any other
 
 
 def test_a_timer_rings_on_the_sessions_clock(talk):

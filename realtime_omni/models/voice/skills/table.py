@@ -49,7 +49,7 @@ class Intent:
 class Act:
     """Something with the conversation itself."""
 
-    what: Literal["hush", "stop", "repeat", "drop_timers"]
+    what: Literal["hush", "stop", "perhaps_stop", "repeat", "drop_timers"]
 
 
 Reply = Spoken | StartTimer | Intent | Act
@@ -216,7 +216,7 @@ def _says(text: str) -> _Answer:
     return lambda match, now: Spoken(text)
 
 
-def _acts(what: Literal["hush", "stop", "repeat", "drop_timers"]) -> _Answer:
+def _acts(what: Literal["hush", "stop", "perhaps_stop", "repeat", "drop_timers"]) -> _Answer:
     return lambda match, now: Act(what)
 
 
@@ -231,6 +231,7 @@ _RULES: tuple[tuple[re.Pattern[str], _Answer], ...] = tuple(
     (re.compile(pattern), answer)
     for pattern, answer in (
         (r"(?:stop|stop it|stop there|stop now)", _acts("stop")),
+        (r"(?:stopped|step|stuck|stock)", _acts("perhaps_stop")),  # a word of one syllable, as it is heard
         (r"(?:stop talking|be quiet|quiet|shut up|hush|enough|that's enough|never ?mind)", _acts("hush")),
         (r"(?:repeat|repeat that|say (?:it|that) again|what did you say|come again|once more|again|pardon)", _acts("repeat")),
         (r"(?:what time (?:is it|it is)|(?:what's |what is )?the time|(?:do you have|have you got) the time)", _time),
