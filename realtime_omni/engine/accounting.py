@@ -11,6 +11,7 @@ import types
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Literal
 
 Storages = Mapping[tuple[str, int], int]
@@ -123,9 +124,22 @@ def _what(kind: type) -> Literal["leaf", "tensor", "array", "mapping", "values",
     return "values" if issubclass(kind, (list, tuple, Set)) else "object"
 
 
-def _attributes(thing: Any) -> list[Any]:
-    found = list(getattr(thing, "__dict__", {}).values())
-    return found + [getattr(thing, slot, None) for slot in _slots(type(thing))]  # type: ignore[arg-type]
+def _attributes(thing: Any) -> Iterable[Any]:
+    slots = _slots(type(thing))  # type: ignore[arg-type]
+    own: Iterable[Any] = getattr(thing, "__dict__", {}).values()
+    if len(slots) < 2:
+        return [*own, *(getattr(thing, slot, None) for slot in slots)]
+    try:
+        held = _read_all(slots)(thing)
+    except AttributeError:  # one that was never set
+        held = [getattr(thing, slot, None) for slot in slots]
+    return [*own, *held] if own else held
+
+
+@lru_cache(maxsize=1024)
+def _read_all(slots: tuple[str, ...]) -> attrgetter[Any]:
+    """All at once: a state of plain fields is read in every tick."""
+    return attrgetter(*slots)
 
 
 @lru_cache(maxsize=1024)

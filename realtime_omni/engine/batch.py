@@ -21,7 +21,6 @@ from realtime_omni.errors import TickError
 from realtime_omni.kv.attention import AttentionPlan, RowPlan
 from realtime_omni.kv.manager import BlockReservation
 from realtime_omni.models.base import BlockAttention, RowError, RowOutput, Step, StepRow
-from realtime_omni.session.values import SessionId
 
 if TYPE_CHECKING:
     from realtime_omni.engine.runner import ModelRunner
@@ -85,7 +84,8 @@ class BatchRun:
 
     @property
     def active(self) -> tuple[int, ...]:
-        return tuple(row for row in self._reservations if row not in self._results)
+        results = self._results
+        return tuple([row for row in self._reservations if row not in results] if results else self._reservations)
 
     def finish(self, row: int, result: RowOutput | Exception) -> None:
         self._results[row] = result
@@ -103,9 +103,8 @@ class BatchRun:
         active = self.active
         if self._finished or not active:
             return False
-        sessions = self._sessions(active)
         if self._pending_point is not None:
-            self._runner.faults(self._pending_point, sessions)
+            self._reach(self._pending_point, active)
         checkpoint = None
         try:
             checkpoint = next(self._step)
@@ -114,12 +113,12 @@ class BatchRun:
         except RowError as error:
             raise TickError(f"row {error.row}: {error}") from error
         if checkpoint is None:  # outside the handler, so that a device error does not carry the results with it
-            self._runner.faults("sync", sessions)
+            self._reach("sync", active)
             self._runner.synchronize()
             self._finished = True
             return False
-        if done := [row for row in active if self.is_done(row)]:
-            self._runner.faults("sync", self._sessions(done))
+        if self._results and (done := [row for row in active if self.is_done(row)]):
+            self._reach("sync", done)
             self._runner.synchronize()
         self.stage = checkpoint.stage or checkpoint.kind
         if checkpoint.kind == "forward":
@@ -130,8 +129,10 @@ class BatchRun:
             self._pending_point = checkpoint.kind
         return True
 
-    def _sessions(self, rows: Sequence[int]) -> tuple[SessionId, ...]:
-        return tuple(self._planned[row].tick.session_id for row in rows)
+    def _reach(self, point: str, rows: Sequence[int]) -> None:
+        faults = self._runner.faults
+        if faults is not None:
+            faults(point, tuple(self._planned[row].tick.session_id for row in rows))
 
     def is_done(self, row: int) -> bool:
         return row in self._results
@@ -147,7 +148,7 @@ class BatchRun:
 
     def precommit(self, row: int) -> None:
         """Everything that can still fail: faults, and a clean pass that left a layer unwritten."""
-        self._runner.faults("commit", (self._planned[row].tick.session_id,))
+        self._reach("commit", (row,))
         output = self._results[row]
         assert isinstance(output, RowOutput)
         self._storages[row] = self._runner.measured(output.next_state)

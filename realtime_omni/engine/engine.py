@@ -349,12 +349,12 @@ class Engine:
         entry.last_used_at_s = now_s
         self.counters.chunks_committed += 1
         used, total = self.consumer.pages()
-        spec = self.consumer.spec
+        primary = spec.primary
         first, following = spec.pictures_before(tick.chunk_index), spec.pictures_before(tick.chunk_index + 1)
         chunk = Chunk(
             metadata=result.metadata,
             artifacts=artifacts,
-            primary=spec.primary if spec.primary in artifacts else None,
+            primary=primary if primary in artifacts else None,
             epoch=entry.session.epoch,
             first_frame=first,
             frames=following - first,

@@ -35,15 +35,18 @@ class Inbox:
         self.capacity = capacity
         self._work: deque[Command] = deque()
         self._control: deque[Command] = deque()
-        self._ready = threading.Condition()
-        self._closed = self._woken = False
+        self._lock = threading.Lock()
+        self._alarm = threading.Lock()
+        """Held, except from when the sleeping engine is woken until it is awake: half the price of a Condition."""
+        self._alarm.acquire()
+        self._asleep = self._closed = self._woken = False
         self._accepted = self._refused = self._high_water = 0
 
     def put(self, command: Command, *, quiet: bool = False) -> None:
         """``quiet``: a sleeping engine is not woken; the caller does that soon (:meth:`nudge`), for this and what follows.
 
         Raises CapacityError: the lane is full, or (code ``shutdown``) the engine has stopped."""
-        with self._ready:
+        with self._lock:
             if self._closed:
                 raise CapacityError("the engine has stopped", code=ErrorCode.SHUTDOWN)
             control = isinstance(command, ControlCommand)
@@ -55,45 +58,57 @@ class Inbox:
             self._accepted += 1
             self._high_water = max(self._high_water, len(self._work) + len(self._control))
             if not quiet:
-                self._ready.notify()
+                self._ring()
 
     def nudge(self) -> None:
         """Wake a sleeping engine if something waits for it."""
-        with self._ready:
+        with self._lock:
             if self._control or self._work:
-                self._ready.notify()
+                self._ring()
 
     def take(self) -> list[Command]:
         """Everything that waits, control first; never blocks."""
         if not self._control and not self._work:
             return []  # a look between two passes costs no lock; what is put at this moment is seen by the next
-        with self._ready:
+        with self._lock:
             taken = [*self._control, *self._work]
             self._control.clear()
             self._work.clear()
             return taken
 
     def wait(self, timeout_s: float | None) -> None:
-        """Until something arrives, ``wake`` is called, or the time is up."""
-        with self._ready:
-            if not self._control and not self._work and not self._closed and not self._woken:
-                self._ready.wait(timeout_s)
+        """Until something arrives, ``wake`` is called, or the time is up. For the engine's thread alone."""
+        with self._lock:
+            self._asleep = not (self._control or self._work or self._closed or self._woken)
             self._woken = False
+            if not self._asleep:
+                return
+        rung = self._alarm.acquire(timeout=-1 if timeout_s is None else timeout_s)
+        with self._lock:
+            if not rung and not self._asleep:  # it rang just when the time was up
+                self._alarm.acquire()
+            self._asleep = self._woken = False
 
     def wake(self) -> None:
-        with self._ready:
+        with self._lock:
             self._woken = True  # kept for a waiter that is on its way: a stop must not cost it the whole wait
-            self._ready.notify_all()
+            self._ring()
+
+    def _ring(self) -> None:
+        """Under the lock."""
+        if self._asleep:
+            self._asleep = False
+            self._alarm.release()
 
     def close(self) -> list[Command]:
         """Refuse everything from now on; returns what was still waiting."""
-        with self._ready:
+        with self._lock:
             self._closed = True
-            self._ready.notify_all()
+            self._ring()
         return self.take()
 
     def statistics(self) -> InboxStatistics:
-        with self._ready:
+        with self._lock:
             return InboxStatistics(
                 len(self._work), len(self._control), self.capacity, self._accepted, self._refused, self._high_water
             )

@@ -43,10 +43,6 @@ FaultHook = Callable[[str, Sequence[SessionId]], None]
 """Called before every named piece of work with the sessions it serves; a test makes it raise."""
 
 
-def no_faults(point: str, sessions: Sequence[SessionId]) -> None:
-    """The hook of a running server."""
-
-
 @dataclass(slots=True)
 class _Resident:
     state: Any
@@ -88,7 +84,7 @@ class ModelRunner:
         self.book = book
         self.storage = storage
         self.backend = backend
-        self.faults: FaultHook = no_faults
+        self.faults: FaultHook | None = None
         self._synchronize = synchronize
         self._ranks = ranks
         self._residents: dict[SessionId, _Resident] = {}
@@ -327,7 +323,8 @@ class ModelRunner:
         resident = self._residents.get(session_id)
         if resident is None:
             return
-        self.faults("release", (session_id,))
+        if self.faults is not None:
+            self.faults("release", (session_id,))
         self.model.close(resident.state)
         del self._residents[session_id]
         self._census.remove(resident.storages)

@@ -257,7 +257,7 @@ class KVBook:
 
     def page_count(self, session: str) -> int:
         """How many committed pages a session holds on all branches."""
-        return sum(table.page_count for table in self._tables[session])
+        return sum([table.page_count for table in self._tables[session]])
 
     def pages_of(self, session: str, branch: str | None = None) -> tuple[int, ...]:
         """Committed pages of a session, of one branch or of all in order."""

@@ -155,6 +155,7 @@ class WindowTable:
             raise ValueError(f"the pool's runs have {pool.run_pages} pages, a frame {geometry.pages_per_frame}")
         self.name = name
         self.geometry = geometry
+        self._each = geometry.pages_per_frame
         self._pool = pool
         self._sink: list[FrameRef] = []
         self._tail: deque[FrameRef] = deque()
@@ -184,7 +185,7 @@ class WindowTable:
     @property
     def page_count(self) -> int:
         """How many pages are committed, without listing them."""
-        return (len(self._sink) + len(self._tail)) * self.geometry.pages_per_frame
+        return (len(self._sink) + len(self._tail)) * self._each
 
     def pages(self) -> tuple[int, ...]:
         """The committed pages, in frame order."""
@@ -200,7 +201,7 @@ class WindowTable:
         size = self.geometry
         if not 1 <= frames <= size.frames_per_block:
             raise ValueError(f"{self.name}: a block has 1 to {size.frames_per_block} frames, got {frames}")
-        each = size.pages_per_frame
+        each = self._each
         reservation = self._pool.reserve(frames * each)
         self._reservation = reservation
         self._block = tuple(
@@ -346,7 +347,8 @@ class WindowTable:
         evicted: list[FrameRef] = []
         while self._tail and self._tail[0].index < first:
             evicted.append(self._tail.popleft())
-        self._drop(evicted)
+        if evicted:
+            self._drop(evicted)
         return tuple(evicted)
 
     def _drop(self, frames: Iterable[FrameRef]) -> int:

@@ -29,8 +29,7 @@ class PromptTransport(Protocol):
         ...
 
     def listen(self, take: Callable[[Frame], bool]) -> None:
-        """Every message is offered to ``take`` as it comes, where that is possible; what it does not take (False), and what
-        comes while such a one waits, is `receive`'s. ``take`` must not raise."""
+        """See :meth:`.transport.Transport.listen`."""
         ...
 
     async def receive(self) -> Frame: ...

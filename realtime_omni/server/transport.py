@@ -45,6 +45,11 @@ class Transport(Protocol):
     received_s: float
     """When the latest message came from the socket (``time.perf_counter``)."""
 
+    def listen(self, take: Callable[[str | bytes], bool]) -> None:
+        """Offer every message to ``take`` as it comes, where the connection can; what it does not take (False), and what
+        comes while such a one waits, is `receive`'s, in order. ``take`` must not raise."""
+        ...
+
     async def receive(self) -> str | bytes:
         """The next message. Raises TransportLost."""
         ...
@@ -80,7 +85,6 @@ class StarletteTransport:
         return data
 
     def listen(self, take: Callable[[str | bytes], bool]) -> None:
-        """Offer every message to ``take`` as it comes, where the connection can; the others are `receive`'s, in order."""
         if self._peer is not None:
             self._peer.listen(take)
 

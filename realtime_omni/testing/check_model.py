@@ -283,7 +283,7 @@ def _artifacts(lab: Lab) -> str | None:
     for artifact in lab.spec.artifacts:
         seen: list[str] = []
         engine = lab.engine("a")
-        engine.runner.faults = lambda point, sessions, seen=seen: seen.append(point)  # type: ignore[misc]
+        engine.runner.faults = lambda point, sessions, seen=seen: seen.append(point)
         chunk = engine.next("a", outputs=(artifact.name,))
         assert tuple(chunk.artifacts) == (artifact.name,), f"asked for {artifact.name}, got {tuple(chunk.artifacts)}"
         assert artifact.name in decoded or "decode" not in seen, f"the decoder ran for {artifact.name} alone"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from realtime_omni.engine import commands as c
@@ -76,7 +78,7 @@ def test_waiting_on_an_inbox_that_has_something_returns_at_once() -> None:
 
 def test_a_quiet_command_wakes_nobody_until_the_nudge(monkeypatch: pytest.MonkeyPatch) -> None:
     inbox, wakes = Inbox(2), []
-    monkeypatch.setattr(inbox._ready, "notify", lambda: wakes.append(1))
+    monkeypatch.setattr(inbox, "_ring", lambda: wakes.append(1))
     inbox.nudge()  # nothing waits
     inbox.put(work(1), quiet=True)
     assert wakes == []
@@ -86,6 +88,27 @@ def test_a_quiet_command_wakes_nobody_until_the_nudge(monkeypatch: pytest.Monkey
     inbox.take()
     inbox.nudge()
     assert wakes == [1]
+
+
+@pytest.mark.parametrize("timeout_s", [None, 0.0, 2e-5])
+def test_no_command_is_slept_through(timeout_s: float | None) -> None:
+    """Two threads, and times that run out just when something comes."""
+    inbox, count, taken = Inbox(4000), 4000, []
+
+    def engine() -> None:
+        while len(taken) < count:
+            inbox.wait(timeout_s)
+            taken.extend(command.ticket for command in inbox.take())
+
+    thread = threading.Thread(target=engine, daemon=True)
+    thread.start()
+    for ticket in range(count):
+        inbox.put(work(ticket))
+    thread.join(30)
+    assert taken == [*range(count)]
+    inbox.wait(0.0)  # no ring is left over
+    assert not inbox._asleep
+    assert inbox._alarm.locked()
 
 
 def test_the_outbox_wakes_once_per_filling_and_keeps_the_order() -> None:

@@ -100,7 +100,7 @@ class Robot(_Link):
         return self.side.handshake(await self.receive())
 
     def ask(self, message: Mapping[str, object]) -> None:
-        self.transport.inbound.put_nowait(self.side.infer(message))
+        self.transport.arrive(self.side.infer(message))
 
     async def answer(self) -> Any:
         return self.side.receive(await self.receive())
@@ -110,7 +110,7 @@ class Robot(_Link):
         return await self.answer()
 
     async def reset(self) -> None:
-        self.transport.inbound.put_nowait(self.side.reset())
+        self.transport.arrive(self.side.reset())
         assert await self.answer() is None
 
 
@@ -129,7 +129,7 @@ class StreamRobot(_Link):
         return event
 
     def say(self, frame: bytes) -> None:
-        self.transport.inbound.put_nowait(frame)
+        self.transport.arrive(frame)
 
     def observe(self, tick: int, **members: Any) -> None:
         self.say(self.side.observe(observation(float(tick)) | members, tick))

@@ -163,7 +163,7 @@ async def test_a_request_that_came_early_is_answered_in_its_turn() -> None:
         await robot.connect()
         robot.ask(observation(1.0))
         await gate.arrived.wait()
-        robot.transport.inbound.put_nowait(pack(observation(2.0)))
+        robot.transport.arrive(pack(observation(2.0)))
         await settle()
         gate.open.set()
         first = await robot.answer()
@@ -178,7 +178,7 @@ async def test_who_sends_without_reading_is_cut_off() -> None:
         robot = Robot(hub)
         await robot.connect()
         for _ in range(6):
-            robot.transport.inbound.put_nowait(pack(observation()))
+            robot.transport.arrive(pack(observation()))
         assert await robot.closed() == (1011, "session_busy")
 
 
@@ -299,7 +299,7 @@ async def test_random_lives_on_a_pool_of_three_end_at_zero(seed: int) -> None:
             for _ in range(rng.randrange(4)):
                 label = {"session_id": rng.choice("ab")} if rng.random() < 0.5 else {}
                 endpoint = {"endpoint": rng.choice(("infer", "reset"))} if row is Row.ROBOARENA else {}
-                robot.transport.inbound.put_nowait(pack(observation(**label, **endpoint)))
+                robot.transport.arrive(pack(observation(**label, **endpoint)))
             for _ in range(rng.randrange(12)):
                 await settle_a_little(rng)
             while gates and rng.random() < 0.6:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from realtime_omni.server.hub import WorldHub
@@ -32,8 +33,17 @@ class FakeTransport:
         self.closed: tuple[int, str] | None = None
         self.lost = asyncio.Event()
         self.received_s = 0.0
+        self.take: Callable[[str | bytes], bool] | None = None
         self.flowing = asyncio.Event()
         self.flowing.set()
+
+    def listen(self, take: Callable[[str | bytes], bool]) -> None:
+        self.take = take
+
+    def arrive(self, data: str | bytes) -> None:
+        """From the peer."""
+        if self.take is None or not self.inbound.empty() or not self.take(data):
+            self.inbound.put_nowait(data)
 
     async def receive(self) -> str | bytes:
         data = await self.inbound.get()
