@@ -328,7 +328,8 @@ class LingBot:
         """Pictures of a block, decoded beside whatever this tick and the next have to compute."""
         decoder = self._decoder
         assert decoder is not None
-        pictures, following = self._side.run(lambda: decoded(decoder, visual, latents), latents)
+        reads = [latents] if visual.tail is None else [latents, visual.tail]
+        pictures, following = self._side.run(lambda: decoded(decoder, visual, latents), *reads)
         return self._side.to_host(pictures), following
 
     def _noise(self, row: StepRow, step: int) -> Tensor:
