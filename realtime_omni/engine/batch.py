@@ -11,7 +11,8 @@ session: its state is replaced, and its pages become history::
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from realtime_omni.engine.accounting import Storages
@@ -19,7 +20,10 @@ from realtime_omni.engine.capture import Moment
 from realtime_omni.engine.consumer import PlannedRow
 from realtime_omni.errors import TickError
 from realtime_omni.kv.attention import AttentionPlan, RowPlan
+from realtime_omni.kv.attention.growing import GrowingPlan, Turn
+from realtime_omni.kv.attention.sdpa import SdpaBackend
 from realtime_omni.kv.manager import BlockReservation
+from realtime_omni.kv.window import FrameRef
 from realtime_omni.models.base import BlockAttention, RowError, RowOutput, Step, StepRow
 
 if TYPE_CHECKING:
@@ -35,7 +39,7 @@ class BatchRun:
         self._runner = runner
         self._planned: dict[int, PlannedRow] = {}
         self._reservations: dict[int, BlockReservation] = {}
-        self._plans: dict[str, AttentionPlan] = {}
+        self._plans: dict[str, AttentionPlan | GrowingPlan] = {}
         self._results: dict[int, RowOutput | Exception] = {}
         self._step_rows: dict[int, StepRow] = {}
         self._blocks: dict[int, BlockReservation] = {}
@@ -92,10 +96,26 @@ class BatchRun:
 
     def attention(self, branch: str | None = None) -> BlockAttention:
         name = self._runner.spec.kv.branches[0].name if branch is None else branch
-        if name not in self._plans:
+        plan = self._plans.get(name)
+        if plan is None:
             blocks = [next(b for b in whole.branches if b.branch == name) for whole in self._blocks.values()]
-            self._plans[name] = self._runner.backend.plan([RowPlan.of(b) for b in blocks], self._runner.storage)
-        return self._plans[name]
+            plan = self._runner.backend.plan([RowPlan.of(b) for b in blocks], self._runner.storage)
+            self._plans[name] = plan
+        assert not isinstance(plan, GrowingPlan), "this tick's blocks grow"
+        return plan
+
+    def growing(self, tokens: Callable[[int, int], int], turn: Turn) -> GrowingPlan:
+        name = self._runner.spec.kv.branches[0].name
+        assert name not in self._plans, "one plan a tick"
+        plans: list[RowPlan] = []
+        for row, whole in self._blocks.items():
+            planned = RowPlan.of(whole.branches[0])
+            held = tuple(FrameRef(f.index, f.pages, tokens(row, f.index)) for f in planned.history)
+            plans.append(replace(planned, history=held))
+        keep = self._runner.backend.cache_history if isinstance(self._runner.backend, SdpaBackend) else None
+        made = GrowingPlan(plans, self._runner.storage, turn=turn, cache_history=keep)
+        self._plans[name] = made
+        return made
 
     # What the engine does.
 

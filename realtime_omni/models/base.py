@@ -20,7 +20,7 @@ the block afterwards, always before the session's next tick. That state alone mu
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -153,6 +153,22 @@ class Checkpoint:
     stage: str | None = None
 
 
+class GrowingAttention(Protocol):
+    """Attention of rows whose blocks are written in pieces; see ``kv.attention.growing``. Causal, and each pass is
+    committed."""
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, rows: Sequence[int]
+    ) -> torch.Tensor:
+        """q [B, T, heads, head_dim], k, v [B, T, kv_heads, head_dim] of the named rows' next T tokens, already rotated;
+        returns q's shape."""
+        ...
+
+    def finish(self, rows: Sequence[int]) -> None:
+        """The named rows have written all their tokens, at least none; without it their tick fails."""
+        ...
+
+
 class BlockAttention(Protocol):
     """Attention of the rows of one batch over their own history plus the current block; see ``kv.attention``."""
 
@@ -211,6 +227,13 @@ class StepBatch(Protocol):
 
     def attention(self, branch: str | None = None) -> BlockAttention:
         """The attention of one branch (default: the first)."""
+        ...
+
+    def growing(self, tokens: Callable[[int, int], int], turn: Callable[[int, torch.Tensor], None]) -> GrowingAttention:
+        """In place of ``attention``, for a model that declares how many tokens a frame has at most: its passes append.
+
+        ``tokens`` (row, frame index): how many the frame of history holds. ``turn`` (row, keys [heads, tokens, head_dim])
+        edits a copy of the keys that the row sees, once a tick and layer, before they are used."""
         ...
 
     def finish(self, row: int, result: RowOutput | Exception) -> None:
@@ -351,6 +374,7 @@ __all__ = [
     "Checkpoint",
     "ControlReducer",
     "ControlSchema",
+    "GrowingAttention",
     "LatestWinsReducer",
     "ModelSpec",
     "PackedState",

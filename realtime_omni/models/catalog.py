@@ -33,6 +33,7 @@ CATALOG: dict[str, str] = {
     "null-policy": "realtime_omni.models.null.policy:NullPolicy",
     "puppet": "realtime_omni.models.puppet.model:Puppet",
     "moshi": "realtime_omni.models.moshi.model:Moshi",
+    "minicpm-o": "realtime_omni.models.minicpmo.model:MiniCPMO",
 }
 
 

@@ -52,6 +52,11 @@ def _vla(kept: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {name: drawn(shape, generator) for name, shape in kept["shapes"].items()}
 
 
+def _minicpm(kept: dict[str, Any]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(kept["seed"])
+    return {name: shaken(name, shape, generator) for name, shape in kept["shapes"].items()}
+
+
 def _moshi(kept: dict[str, Any]) -> dict[str, torch.Tensor]:
     generator, buffers = torch.Generator().manual_seed(kept["seed"]), torch.Generator().manual_seed(3)
     weights = {name: shaken(name, shape, generator) for name, shape in kept["shapes"].items()}
@@ -74,6 +79,12 @@ def moshi() -> Path:
 def worlds() -> Path:
     """The same with ``matrix-game`` and ``lingbot``: a transformer's folder each."""
     return _rebuilt([KEPT / "worlds" / name for name in ("matrix-game", "lingbot")], _vla)
+
+
+@cache
+def minicpm() -> Path:
+    """A folder with ``minicpm``."""
+    return _rebuilt([KEPT / "minicpm"], _minicpm)
 
 
 def _rebuilt(folders: list[Path], weights: Callable[[dict[str, Any]], dict[str, torch.Tensor]]) -> Path:

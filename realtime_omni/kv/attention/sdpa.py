@@ -115,12 +115,12 @@ class SdpaBackend:
     name = "sdpa"
 
     def __init__(self, *, cache_history: bool | None = None, kernel: Kernel | None = None) -> None:
-        self._cache_history = cache_history
+        self.cache_history = cache_history
         self._kernel = TorchKernel() if kernel is None else kernel
 
     def plan(self, rows: Sequence[RowPlan], storage: KVStorage) -> SdpaPlan:
         """Work out the runs of every row; tensors are touched at the first ``attend``."""
-        cache = storage.device.type == "cpu" if self._cache_history is None else self._cache_history
+        cache = storage.device.type == "cpu" if self.cache_history is None else self.cache_history
         return SdpaPlan(rows, storage, self._kernel, cache_history=cache)
 
 

@@ -1,0 +1,167 @@
+"""From a recipe to a loaded MiniCPM-o: which files of a checkpoint folder are which, and the vocoder that a recipe names."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import msgspec
+import torch
+from msgspec import Meta
+
+from realtime_omni.errors import ConfigError, ErrorCode, OmniError
+from realtime_omni.models.minicpmo.config import read_config
+from realtime_omni.models.minicpmo.ears import Ears
+from realtime_omni.models.minicpmo.model import MiniCPMO
+from realtime_omni.models.minicpmo.mouth import Vocoder
+from realtime_omni.models.minicpmo.network import Language
+from realtime_omni.models.minicpmo.sampling import CODES, TEXT, CodeChance, TextChance
+from realtime_omni.models.minicpmo.settings import Settings
+from realtime_omni.models.minicpmo.talker import Talker
+from realtime_omni.models.minicpmo.vocabulary import TokenizerFile
+from realtime_omni.models.minicpmo.voices import read_voices, tokens_of
+from realtime_omni.models.minicpmo.weights import Checkpoint, load_networks
+
+if TYPE_CHECKING:
+    from realtime_omni.config import Config
+
+log = logging.getLogger(__name__)
+Temperature = Annotated[float, Meta(ge=0, le=10)]
+Factor = Annotated[float, Meta(gt=0, le=10)]
+_SAMPLE_BYTES = 1 << 20
+
+
+class MiniCPMOOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The recipe's ``options``.
+
+    ``checkpoint``: a folder as OpenBMB publishes it. ``vocoder``: ``package.module:factory`` of what makes sound of codes,
+    called with the folder, the device and ``vocoder_options``; see :class:`~realtime_omni.models.minicpmo.mouth.Vocoder`.
+    ``voices``: a folder in the checkpoint with ``NAME.wav``. ``unit_words``: tokens that the model writes in a second.
+    ``prompt_tokens``: room of a call's prompt. The others: see :mod:`.sampling`; temperature 0: the likeliest.
+    """
+
+    checkpoint: str
+    vocoder: str
+    vocoder_options: dict[str, Any] = {}
+    voices: str = "voices"
+    unit_words: Annotated[int, Meta(ge=3, le=200)] = 20
+    prompt_tokens: Annotated[int, Meta(ge=16, le=8192)] = 256
+    text_temperature: Temperature = TEXT.temperature
+    text_top_k: Annotated[int, Meta(ge=1)] = TEXT.top_k
+    text_top_p: Annotated[float, Meta(gt=0, le=1)] = TEXT.top_p
+    text_repetition: Factor = TEXT.repetition
+    turn_length: Factor = TEXT.length
+    code_temperature: Temperature = CODES.temperature
+    code_repetition: Factor = CODES.repetition
+
+
+def load(config: Config) -> MiniCPMO:
+    """Raises ConfigError with what is missing or does not fit."""
+    options = config.options_as(MiniCPMOOptions)
+    folder = Path(options.checkpoint).expanduser()
+    if not options.checkpoint or not folder.is_dir():
+        raise ConfigError("options.checkpoint must be a folder with MiniCPM-o's files", path="options.checkpoint")
+    sizes = read_config(folder)
+    settings = settings_of(options, config)
+    words = TokenizerFile(folder)
+    with torch.device("meta"):
+        language = Language(sizes.language, sizes.vocab_size)
+        ears = Ears(sizes.ears, sizes.language.hidden_size)
+        talker = Talker(sizes)
+    checkpoint = Checkpoint(folder)
+    parameters = sum(p.numel() for network in (language, ears, talker) for p in network.parameters())
+    log.info("loading %s: %.1f billion parameters", folder.name, parameters / 1e9)
+    dtype = getattr(torch, config.dtype)
+    load_networks(checkpoint, language, ears, talker, dtype=dtype, device=config.device)
+    sounds = read_voices(folder / options.voices)
+    vocoder = open_vocoder(options, folder, config.device)
+    used = [*checkpoint.files, folder / "tokenizer.json", *sorted((folder / options.voices).glob("*.wav"))]
+    decides = replace(settings, rewind_units=0)  # how far a call may go back decides nothing of how it goes on
+    parts = (repr((sizes, decides, config.dtype)), vocoder.fingerprint)
+    model = MiniCPMO(
+        sizes,
+        language,
+        ears,
+        talker,
+        words,
+        vocoder,
+        settings,
+        voices={name: tokens_of(ears, sound) for name, sound in sounds.items()},
+        device=config.device,
+        fingerprint=fingerprint(used, *parts),
+    )
+    check_window(config, model, sizes.language.max_position_embeddings)
+    return model
+
+
+def settings_of(options: MiniCPMOOptions, config: Config) -> Settings:
+    """With what the recipe says elsewhere of windows and rewinds."""
+    default = Settings()
+    window = config.kv.window_frames
+    return Settings(
+        text=TextChance(
+            options.text_temperature,
+            options.text_top_k,
+            options.text_top_p,
+            options.text_repetition,
+            options.turn_length,
+        ),
+        codes=CodeChance(options.code_temperature, options.code_repetition),
+        unit_words=options.unit_words,
+        prompt_tokens=options.prompt_tokens,
+        window_units=default.window_units if window is None else window,
+        rewind_units=config.kv.rewind_blocks,
+    )
+
+
+def check_window(config: Config, model: MiniCPMO, positions: int) -> None:
+    """Raises ConfigError where a call would see more than the language model reads, or its prompt would slide away."""
+    kv = model.spec.kv
+    if config.kv.sink_frames is not None:
+        raise ConfigError(
+            "what stays of a call is its prompt: options.prompt_tokens says how long", path="kv.sink_frames"
+        )
+    tokens = (kv.sink_frames + kv.window_frames) * kv.tokens_per_frame
+    if tokens > positions or kv.window_frames > model.most_units:
+        raise ConfigError(
+            f"prompt and window may have {tokens} tokens; the model reads {positions}, and {model.most_units} units",
+            path="kv.window_frames",
+        )
+
+
+def open_vocoder(options: MiniCPMOOptions, folder: Path, device: str) -> Vocoder:
+    """Raises ConfigError: there is none of that name, or it refuses."""
+    module, _, name = options.vocoder.partition(":")
+    path = "options.vocoder"
+    if not name:
+        raise ConfigError("options.vocoder must be package.module:factory; see recipes/minicpm-o.md", path=path)
+    try:
+        factory = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the vocoder cannot be imported: {error}", code=ErrorCode.MODEL_UNKNOWN, path=path) from None
+    try:
+        return cast("Vocoder", factory(folder, device, **options.vocoder_options))
+    except OmniError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"the vocoder could not be loaded: {error}", path=path) from error
+
+
+def fingerprint(files: list[Path], *parts: str) -> str:
+    """Over names, sizes, and a megabyte of each end of the files: weights too large to read twice."""
+    digest = hashlib.sha256(repr(parts).encode())
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_SAMPLE_BYTES))
+            file.seek(max(size - _SAMPLE_BYTES, 0))
+            digest.update(file.read())
+    return digest.hexdigest()
+
+
+__all__ = ["MiniCPMOOptions", "load"]

@@ -1,0 +1,49 @@
+"""Tiny MiniCPM-os: the golden checkpoint as a folder like OpenBMB's, with a hum for a vocoder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from parity.rebuilt import minicpm
+from realtime_omni.config import Config, EngineSection, KVSection, SessionSection
+from realtime_omni.models.minicpmo.vocabulary import TokenizerFile
+
+
+def recipe(folder: object, *, window: int = 5, rewind: int = 4, **options: object) -> Config:
+    """Five seconds are seen, so that seconds leave soon; a unit has at most six words, so that tests are quick."""
+    return Config(
+        model="minicpm-o",
+        dtype="float32",
+        kv=KVSection(memory_bytes=64 << 20, requested_sessions=4, rewind_blocks=rewind, window_frames=window),
+        engine=EngineSection(max_batch=4, threads=1),
+        session=SessionSection(max_sessions=4),
+        options={
+            "checkpoint": str(folder),
+            "vocoder": "realtime_omni.testing.vocoder:Hum",
+            "unit_words": 6,
+            "prompt_tokens": 64,
+            **options,
+        },
+    )
+
+
+def checkpoint(folder: Path, *, talkative: float = 1.0) -> Path:
+    """The golden checkpoint with one layer a network, so that a tick is quick. ``talkative``: how the table of the head is
+    scaled where a unit or a turn ends, so that calls listen, speak and end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = minicpm() / "minicpm"
+    config = json.loads((source / "config.json").read_text())
+    config["num_hidden_layers"] = config["audio_config"]["encoder_layers"] = 1
+    config["tts_config"]["num_hidden_layers"] = 1
+    (folder / "config.json").write_text(json.dumps(config))
+    shutil.copy(source / "tokenizer.json", folder)
+    tensors = {n: t for n, t in load_file(source / "model.safetensors").items() if ".layers.1." not in n}
+    words = TokenizerFile(folder).marks
+    for token in (words.listen, words.chunk_eos, words.turn_eos):
+        tensors["llm.lm_head.weight"][token] *= talkative
+    save_file(tensors, folder / "model.safetensors")
+    return folder
