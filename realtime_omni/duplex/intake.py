@@ -55,13 +55,15 @@ class IntakeLimits:
 class IntakeStatistics:
     """Samples at the model's rate. ``written``: what the client sent, what was lost on its way included. ``concealed``:
     silence in place of what was late or lost; ``late``: dropped, because silence had taken its place; ``overrun``: dropped,
-    because more came than could be taken; ``idle``: silence because nothing came."""
+    because it came faster than time; ``behind``: dropped, because frames were not taken in time; ``idle``: silence because
+    nothing came."""
 
     written: int = 0
     duplicates: int = 0
     concealed: int = 0
     late: int = 0
     overrun: int = 0
+    behind: int = 0
     idle: int = 0
 
 
@@ -104,6 +106,9 @@ class SoundIntake:
     """Late samples that silence has taken the place of."""
     _sequence: int | None = None
     _heard_s: float | None = None
+    _stretch_s: float = 0.0
+    """Since when the client sends without a pause, and how many samples that are."""
+    _stretch: int = 0
     _taken_s: float = 0.0
     _extra_s: float | None = None
     _least: int = 0
@@ -149,6 +154,7 @@ class SoundIntake:
         self._sequence = sequence
         if self._heard_s is None or now_s - self._heard_s >= IDLE_AFTER_S:
             self._debt = 0  # a pause, not lateness
+            self._stretch_s, self._stretch = now_s, 0
             if self._heard_s is None or self.idle == "hold":
                 self._taken_s = now_s - self.frame_s  # what comes first is taken at once: nothing waits behind it
         self._heard_s = now_s
@@ -158,8 +164,9 @@ class SoundIntake:
         self._put(audio, concealed=False)
         if audio.size >= self._largest or now_s - self._largest_s > FORGET_PACKET_S:
             self._largest, self._largest_s = audio.size, now_s
+        self._stretch += gap + audio.size
         if self.pace == "live":
-            self._shed()
+            self._shed(now_s)
         return True
 
     def take(self, now_s: float, *, wanted: bool = False) -> tuple[NDArray[np.float32], Source] | None:
@@ -223,11 +230,17 @@ class SoundIntake:
             self._packets.append(_Packet(audio, concealed))
             self._waiting += audio.size
 
-    def _shed(self) -> None:
-        excess = self._waiting - self._samples(self.limits.max_live_ms)
-        if excess > 0:
+    def _shed(self, now_s: float) -> None:
+        most = self._samples(self.limits.max_live_ms)
+        excess = self._waiting - most
+        if excess <= 0:
+            return
+        ahead = self._stretch - (now_s - self._stretch_s) * self.rate_hz
+        if ahead > most / 2:  # of what waits, most is there before its time: no engine could have taken it
             self.statistics.overrun += excess
-            self._taken_or_dropped(excess)
+        else:
+            self.statistics.behind += excess
+        self._taken_or_dropped(excess)
 
     def _is_turn(self, now_s: float) -> bool:
         if self.pace == "free" or now_s + EARLY_S >= self._taken_s + self.frame_s:

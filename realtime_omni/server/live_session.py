@@ -20,6 +20,7 @@ import numpy as np
 import soxr  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from realtime_omni.duplex.intake import IntakeStatistics
 from realtime_omni.duplex.journal import Lost
 from realtime_omni.duplex.outputs import Ended, InputReport, Interrupted, Output, Tick
 from realtime_omni.errors import ArgumentError, CapacityError, OmniError
@@ -103,7 +104,7 @@ class LiveSession:
         self._expected = 0
         self._usage_s = 0
         self._context: float | None = None
-        self._overrun = self._asked = 0
+        self._overrun = self._behind = self._asked = 0
         self._said_at_ms: dict[str, float] = {}
         self._telling: Call | None = None
         """The call whose outputs are told, ``_cursor`` behind the last."""
@@ -312,10 +313,16 @@ class LiveSession:
         self.call.mute(not command.heard)
         with contextlib.suppress(OmniError):  # it has ended: the next output says so
             self.call.append(self._decoder.feed(command.audio))
-        overrun = self.call.duplex.intake.statistics.overrun
-        if overrun > self._overrun and self._may_say("overrun"):
-            self._overrun = overrun
+        self._tell_dropped(self.call.duplex.intake.statistics)
+
+    def _tell_dropped(self, taken: IntakeStatistics) -> None:
+        """Whose fault it is that sound was dropped: the client sends too fast, or this server is late."""
+        if taken.overrun > self._overrun and self._may_say("overrun"):
+            self._overrun = taken.overrun
             self._do(self.side.complain(LiveError(LiveCode.INPUT_OVERRUN, "audio comes faster than real time")))
+        if taken.behind > self._behind and self._may_say("behind"):
+            self._behind = taken.behind
+            self._do(self.side.inform("input_audio_dropped", "the server is late; the oldest audio was dropped"))
 
     def _inject(self, command: Inject) -> None:
         assert self.call is not None

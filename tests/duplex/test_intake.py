@@ -87,9 +87,19 @@ def test_more_than_may_wait_is_refused_whole() -> None:
 def test_at_the_pace_of_speech_the_oldest_gives_way() -> None:
     box = intake(limits=IntakeLimits(max_live_ms=160))
     box.append(ramp(0, 200), 0.0)
-    assert box.statistics.overrun == 40
+    assert (box.statistics.overrun, box.statistics.behind) == (40, 0)
     ((audio, _),) = taken(box, 0.08)
     np.testing.assert_array_equal(audio, ramp(40, 80))
+
+
+def test_what_an_engine_that_is_late_left_waiting_is_not_the_clients_fault() -> None:
+    box = intake(limits=IntakeLimits(max_live_ms=160))
+    for number in range(30):  # in time, and nobody takes a frame
+        box.append(ramp(10 * number, 10), 0.01 * number)
+    assert (box.statistics.overrun, box.statistics.behind) == (0, 140)
+    box.append(ramp(300, 200), 0.3)  # and then too much at once
+    assert (box.statistics.overrun, box.statistics.behind) == (200, 140)
+    box.check()
 
 
 @pytest.mark.parametrize("audio", [np.zeros(4), np.zeros((2, 2), np.float32)])

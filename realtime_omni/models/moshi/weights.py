@@ -9,7 +9,7 @@ loader).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from realtime_omni.models.common.weights import Names, match_names, shapes_in
+from realtime_omni.models.common.weights import Names, match_names, refuse_quantised, shapes_in
 from realtime_omni.models.moshi.mimi import Mimi
 from realtime_omni.models.moshi.network import MoshiLM
 
@@ -62,7 +62,8 @@ def depth_steps_in(file: Path) -> int:
 def load_lm(network: MoshiLM, file: Path, *, dtype: torch.dtype, device: torch.device | str) -> None:
     """Fill the language model, which may stand on the ``meta`` device; nothing is held twice.
 
-    Raises ConfigError that lists missing and unexpected names and different shapes; the network is then unchanged."""
+    Raises ConfigError that lists missing and unexpected names and different shapes, or names a tensor that is quantised; the
+    network is then unchanged."""
     targets = _targets(network)
     stored = shapes_in(file)
     slots: dict[str, tuple[str, int | None, int]] = {}
@@ -79,6 +80,7 @@ def load_lm(network: MoshiLM, file: Path, *, dtype: torch.dtype, device: torch.d
             slots[f"{name}[{step}]"] = (name, step % held, held)
             shapes[f"{name}[{step}]"] = (shape[0] // held, *shape[1:])
     found = match_names(shapes, _WHOLE, {name: t.shape for name, t in targets.items()}, file.name)
+    _refuse_integers(file, {slots[name][0] for name in found.values()})
     parameters = {
         name: torch.empty(p.shape, dtype=dtype, device=device) for name, p in network.named_parameters(recurse=True)
     }
@@ -89,6 +91,12 @@ def load_lm(network: MoshiLM, file: Path, *, dtype: torch.dtype, device: torch.d
             into = parameters[target.parameter]
             (into if target.step is None else into[target.step]).copy_(tensor)
     replace_parameters(network, parameters)
+
+
+def _refuse_integers(file: Path, names: Iterable[str]) -> None:
+    with safe_open(file, "pt") as tensors:
+        for name in sorted(names):
+            refuse_quantised(name, tensors.get_slice(name).get_dtype(), file.name)
 
 
 def replace_parameters(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -142,6 +150,7 @@ def load_mimi(network: Mimi, file: Path, *, device: torch.device | str) -> None:
             wanted |= {prefix + "embedding_sum": (bins, dim), prefix + "cluster_usage": (bins,)}
     flat = {name: _pointwise(shape, wanted.get(_MIMI.of(name))) for name, shape in stored.items()}
     found = match_names(flat, _MIMI, wanted, file.name)
+    _refuse_integers(file, set(found.values()))
     parameters = {}
     with safe_open(file, "pt") as tensors:
         for name, parameter in network.named_parameters():

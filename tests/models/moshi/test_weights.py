@@ -12,9 +12,10 @@ from torch import Tensor
 
 from parity.rebuilt import moshi
 from realtime_omni.errors import ConfigError
-from realtime_omni.models.moshi.config import MOSHI_7B, LMConfig, lm_config, read_config
+from realtime_omni.models.moshi.config import MOSHI_7B, LMConfig, lm_config, mimi_config, read_config
+from realtime_omni.models.moshi.mimi import Mimi
 from realtime_omni.models.moshi.network import MoshiLM
-from realtime_omni.models.moshi.weights import depth_steps_in, load_lm
+from realtime_omni.models.moshi.weights import depth_steps_in, load_lm, load_mimi
 
 GOLDEN = moshi()
 
@@ -79,6 +80,29 @@ def test_a_file_that_does_not_fit_is_refused_with_every_name(tmp_path: Path) -> 
     assert "unexpected: linears.2.weight_scb;" in message
     assert "out_norm.alpha is [1, 1, 5], [1, 1, 32] is needed" in message
     assert all(parameter.is_meta for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("name", ["text_emb.weight", "depformer.layers.0.self_attn.in_projs.3.weight"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool])
+def test_numbers_that_are_no_weights_are_refused_by_name(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    stored, file = load_file(GOLDEN / "lm-8" / "model.safetensors"), tmp_path / "model.safetensors"
+    stored[name] = stored[name].to(dtype)
+    save_file(stored, file)
+    with torch.device("meta"):
+        network = MoshiLM(_config("lm-8"))
+    with pytest.raises(ConfigError, match=f"{name} is .*quantised weights are not read"):
+        load_lm(network, file, dtype=torch.float32, device="cpu")
+    assert all(parameter.is_meta for parameter in network.parameters())
+
+
+def test_a_codec_of_integers_is_refused_by_name(tmp_path: Path) -> None:
+    stored, file = load_file(GOLDEN / "mimi" / "mimi.safetensors"), tmp_path / "mimi.safetensors"
+    name = next(name for name in stored if name.endswith("embedding_sum"))
+    stored[name] = stored[name].to(torch.int8)
+    save_file(stored, file)
+    mimi = Mimi(mimi_config(json.loads((GOLDEN / "mimi" / "mimi_config.json").read_text())), 4)
+    with pytest.raises(ConfigError, match=f"{name} is I8"):
+        load_mimi(mimi, file, device="cpu")
 
 
 def test_a_configuration_of_another_network_is_refused() -> None:
