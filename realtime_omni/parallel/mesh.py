@@ -108,8 +108,8 @@ class Mesh:
             dist.all_reduce(torch.zeros(1, device=device), group=group)
 
     def _joined(self, members: Sequence[Sequence[int]], timeout: timedelta) -> dist.ProcessGroup | None:
-        """Every rank makes all groups, in one order; its own is returned, None when that is everybody."""
-        if len(members) == 1:
+        """Every rank makes all groups, in one order; its own is returned. None: everybody, or (never used) itself alone."""
+        if len(members) == 1 or len(members[0]) == 1:
             return None
         groups = [dist.new_group(list(ranks), timeout=timeout) for ranks in members]
         (own,) = (group for ranks, group in zip(members, groups, strict=True) if self.grid.rank in ranks)
