@@ -1,17 +1,17 @@
 """LingBot-World's real dimensions with random weights on several devices of one host: what a block costs, and its exchanges.
 
     realtime-omni bench world --model lingbot-geometry --parallel sp=2[,tp=2] --json [--scale full|tiny] [--device cuda]
-        [--dtype bfloat16] [--compile] [--blocks 20] [--against first.npy] [--keep first.npy]
+        [--dtype bfloat16] [--compile] [--blocks 20] [--sessions 2] [--fp8 linear] [--pixels wan|tiny]
+        [--against first.npy] [--keep first.npy]
 
-Starts the other ranks itself; ``sp=1`` is one process, the same way. Geometry and weights are those of
-:mod:`realtime_omni.bench.lingbot`: every rank draws the whole of each parameter from one seed and keeps its share. Latents
-only, through the engine.
+Starts the other ranks itself; ``sp=1`` is one process, the same way. Geometry, weights and definitions are those of
+:mod:`realtime_omni.bench.lingbot`: every rank draws the whole of each parameter from one seed and keeps its share.
 
-Definitions: ``block_ms`` from asking for a block to its latents on the CPU, steady state, after the window is full;
-``dit_ms`` its passes. ``exchange_ms`` is what rank 0's collectives take, waiting for the others included, measured
-in blocks of their own with an event around each; ``exchange_share`` of these blocks' time. ``first_block_ms`` from
-creating a session, with everything compiled. ``resident_ms``: two sessions ask in turn. ``valid``: latents are finite, and
-the first block differs from ``--against`` (another run's ``--keep``) by at most ``--tolerance`` standard deviations.
+``dit_ms``: a block's passes. ``exchange_ms``: what rank 0's collectives hold its device up, waiting for the others included,
+an event around each, in blocks of their own; ``exchange_share`` of these blocks' time. ``first_block_ms``: from creating a
+session to its first block, with everything compiled. ``resident_ms``: of each of two sessions that ask as soon as they have a
+block. ``valid``: latents are finite, and the first block is that of ``--against`` (another run's ``--keep``) within
+``--tolerance`` of its standard deviation, or in eight bits within ``--fp8-tolerance`` in the mean square.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -30,8 +30,27 @@ import torch
 from torch import Tensor, nn
 
 from realtime_omni.bench.conditions import commit, hardware, software, summary
-from realtime_omni.bench.lingbot_geometry import CAMERA, GATES, SCALES, NoText, Scale
+from realtime_omni.bench.lingbot import (
+    FP8,
+    device_name,
+    latency_ms,
+    relative_error,
+    start,
+    walk,
+    walk_together,
+    warm_up_blocks,
+)
+from realtime_omni.bench.lingbot_geometry import (
+    CAMERA,
+    GATES,
+    SCALES,
+    NoText,
+    Scale,
+    random_tiny_decoder,
+    random_vae,
+)
 from realtime_omni.config import Config, EngineSection, KVSection, ParallelSection, SessionSection
+from realtime_omni.models.common.fp8 import quantise
 from realtime_omni.models.common.wan.ranks import RankedNetwork, RankReport, WanReplica
 from realtime_omni.models.common.wan.sharded import ShardedTransformer, check_grid, share_of
 from realtime_omni.models.common.wan.transformer import WanConfig, WanTransformer
@@ -39,7 +58,6 @@ from realtime_omni.models.common.wan.weights import parts_of
 from realtime_omni.models.lingbot.model import LingBot
 from realtime_omni.parallel.mesh import Grid, Mesh
 from realtime_omni.parallel.team import Team
-from realtime_omni.session.values import ControlInput
 from realtime_omni.testing.inline import InlineEngine
 
 SIZES = SCALES | {
@@ -51,10 +69,6 @@ SIZES = SCALES | {
 """The smallest has heads and tokens for eight ranks."""
 
 
-_CONFIG = (
-    *("parallel", "scale", "device", "dtype", "compile"),
-    *("no_overlap", "no_clean_pass", "gather_each_pass"),
-)
 RESIDENT_BLOCKS = 10
 """At most so many turns of two sessions are timed."""
 
@@ -66,6 +80,7 @@ class Arguments(msgspec.Struct, frozen=True):
     dtype: str
     compile: bool
     overlap: bool = True
+    fp8: bool = False
 
 
 def replica(mesh: Mesh, arguments: bytes) -> WanReplica:
@@ -80,11 +95,14 @@ def share(given: Arguments, mesh: Mesh) -> ShardedTransformer:
     with torch.device("meta"):
         network = ShardedTransformer(config, mesh, overlap=given.overlap)
         whole = WanTransformer(config)
+    heavy = frozenset(network.heavy_matrices())
     generator = torch.Generator(mesh.device).manual_seed(0)
     for name, parameter in whole.named_parameters():
         drawn = _drawn(name, parameter.shape, generator, dtype, mesh.device)
         path, _, leaf = name.rpartition(".")
         setattr(network.get_submodule(path), leaf, nn.Parameter(_kept(name, drawn, mesh.grid), requires_grad=False))
+        if given.fp8 and path in heavy and leaf == "bias":  # the weight came before
+            quantise(network, [path])
     return network
 
 
@@ -110,24 +128,6 @@ def _kept(name: str, drawn: Tensor, grid: Grid) -> Tensor:
     return torch.cat(kept) if len(kept) > 1 else kept[0].clone()
 
 
-@dataclass(frozen=True, slots=True)
-class Walk:
-    """Blocks of one session with the key w held: their latents, and milliseconds."""
-
-    latents: list[np.ndarray]
-    block_ms: list[float]
-
-
-def walk(engine: InlineEngine, name: str, blocks: int) -> Walk:
-    done = Walk([], [])
-    for _ in range(blocks):
-        began_s = time.perf_counter()
-        chunk = engine.next(name)
-        done.block_ms.append((time.perf_counter() - began_s) * 1000)
-        done.latents.append(chunk.artifacts["latents"].data)
-    return done
-
-
 class Passes:
     """Milliseconds from asking for a block's first pass to the end of its last, for which the network waits."""
 
@@ -147,17 +147,17 @@ class Passes:
         return flow
 
 
-def created(engine: InlineEngine, name: str) -> None:
-    engine.create(name, seed=1)
-    engine.accept(name, 0, controls=[ControlInput("camera", "realtime_omni.held_keys.v1", {"keys": ["w"]})])
-
-
 def config_for(args: argparse.Namespace, grid: Grid) -> Config:
     return Config(
         model="lingbot-geometry",
         device=args.device,
         dtype=args.dtype,
-        kv=KVSection(memory_fraction=0.9, requested_sessions=args.sessions, keep_gathered=not args.gather_each_pass),
+        kv=KVSection(
+            memory_fraction=0.9,
+            requested_sessions=args.sessions,
+            keep_gathered=not args.gather_each_pass,
+            fp8_attention=args.fp8 == "linear_attention",
+        ),
         engine=EngineSection(max_batch=1),
         session=SessionSection(max_sessions=args.sessions),
         parallel=ParallelSection(sp=grid.sequence_size, tp=grid.tensor_size, timeout_s=args.timeout_s),
@@ -172,7 +172,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     settings = replace(scale.settings, clean_pass=not args.no_clean_pass)
     cells = settings.height // 16 * (settings.width // 16)
     check_grid(config, cells * settings.frames_per_block, grid)
-    given = Arguments(args.scale, args.dtype, args.compile, not args.no_overlap)
+    given = Arguments(args.scale, args.dtype, args.compile, not args.no_overlap, args.fp8 != "off")
     began_s = time.perf_counter()
     team = Team(
         grid,
@@ -188,6 +188,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             NoText(config.text_width),
             settings,
             name="lingbot-geometry",
+            vae=random_vae(getattr(torch, args.dtype), args.device) if args.pixels == "wan" else None,
+            tiny=random_tiny_decoder(getattr(torch, args.dtype), args.device) if args.pixels == "tiny" else None,
             device=team.mesh.device,
             fingerprint="0" * 64,
         )
@@ -198,38 +200,45 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _measured(args: argparse.Namespace, engine: InlineEngine, network: RankedNetwork, start_s: float) -> dict[str, Any]:
-    settings = network_settings(engine)
-    full = -(-(settings.window_frames + settings.sink_frames) // settings.frames_per_block)
+    settings = SIZES[args.scale].settings
+    outputs = ("latents",) if args.pixels == "none" else ("latents", "frames")
+    full = warm_up_blocks(settings)
     began_s = time.perf_counter()
-    created(engine, "warm")
-    first = walk(engine, "warm", full + 1).latents[0]
+    start(engine, "warm")
+    first = walk(engine, "warm", full + 1, outputs).latents[0]
     engine.close("warm")
     warm_s = time.perf_counter() - began_s
     began_s = time.perf_counter()
-    created(engine, "timed")
-    walk(engine, "timed", 1)
+    start(engine, "timed")
+    engine.next("timed", outputs=outputs)
     first_ms = (time.perf_counter() - began_s) * 1000
-    walk(engine, "timed", full)
+    walk(engine, "timed", full, outputs)
     passes = Passes(network)
-    timed = walk(engine, "timed", args.blocks)
+    timed = walk(engine, "timed", args.blocks, outputs)
     dit_ms = list(passes.block_ms)
+    whole_ms = latency_ms(engine, "timed", outputs)
     meter = network.measure()
-    metered = walk(engine, "timed", args.metered)
+    metered = walk(engine, "timed", args.metered, outputs)
     exchange_ms = meter.take_ms() / args.metered
     network.stop_measuring()
-    resident = _interleaved(engine, full, min(args.blocks, RESIDENT_BLOCKS)) if args.sessions > 1 else None
+    resident = []
+    if args.sessions > 1:
+        start(engine, "other")
+        walk(engine, "other", full, outputs)
+        turns = walk_together(engine, ["timed", "other"], min(args.blocks, RESIDENT_BLOCKS), outputs)
+        resident = [ms for each in turns.values() for ms in each.taken_ms]
     reports = network.reports()
-    wrong = _wrong(first, timed.latents, args)
+    wrong, difference, error = _wrong(first, timed.latents, args)
     if args.keep:
         np.save(args.keep, first)
     pictures = 4 * settings.frames_per_block
     return {
         "conditions": {
             "commit": commit(),
-            "hardware": hardware() | _device(args.device),
+            "hardware": hardware() | device_name(args.device),
             "software": software(),
-            "config": {name: getattr(args, name) for name in _CONFIG},
-            "workload": f"{settings.height} x {settings.width}, {len(settings.labels) + settings.clean_pass} passes, "
+            "config": {name: value for name, value in vars(args).items() if name not in ("json", "keep", "against")},
+            "workload": f"{settings.height} x {settings.width}, {len(settings.labels) + (not args.no_clean_pass)} passes, "
             f"{settings.sink_frames} + {settings.window_frames} frames",
             "warm_up_blocks": full + 1,
             "population": args.blocks,
@@ -237,13 +246,16 @@ def _measured(args: argparse.Namespace, engine: InlineEngine, network: RankedNet
         "valid": not wrong,
         "wrong": wrong,
         "ranks": len(reports) + 1,
-        "block_ms": summary(timed.block_ms, 0.5, 0.99),
+        "block_ms": summary(timed.taken_ms, 0.5, 0.99),
         "dit_ms": summary(dit_ms, 0.5, 0.99),
-        "fps": pictures / statistics.median(timed.block_ms) * 1000,
+        "latency_ms": whole_ms,
+        "fps": pictures / timed.p50_ms * 1000,
         "exchange_ms": exchange_ms,
-        "exchange_share": exchange_ms / statistics.mean(metered.block_ms),
+        "exchange_share": exchange_ms / statistics.mean(metered.taken_ms),
         "first_block_ms": first_ms,
-        "resident_ms": None if resident is None else summary(resident, 0.5, 0.99),
+        "resident_ms": summary(resident, 0.5, 0.99) if resident else None,
+        "difference": difference,
+        "error": error,
         "start_s": start_s,
         "warm_up_s": warm_s,
         "kv_bytes_of_rank": engine.runner.memory().kv_pool,
@@ -251,37 +263,22 @@ def _measured(args: argparse.Namespace, engine: InlineEngine, network: RankedNet
     }
 
 
-def _interleaved(engine: InlineEngine, full: int, blocks: int) -> list[float]:
-    """Milliseconds from block to block of each of two sessions that take turns."""
-    created(engine, "other")
-    walk(engine, "other", full)
-    taken = []
-    for _ in range(blocks):
-        turn = [walk(engine, name, 1).block_ms[0] for name in ("timed", "other")]
-        taken.append(sum(turn))
-    return taken
-
-
-def _wrong(first: np.ndarray, latents: Sequence[np.ndarray], args: argparse.Namespace) -> list[str]:
-    wrong = []
+def _wrong(
+    first: np.ndarray, latents: Sequence[np.ndarray], args: argparse.Namespace
+) -> tuple[list[str], float | None, float | None]:
+    """What is, and how far the first block is from another run's: at most in its standard deviations, in the mean square."""
+    wrong: list[str] = []
     if not all(np.isfinite(block).all() for block in latents):
         wrong.append("latents are not finite")
-    if args.against:
-        other = np.load(args.against)
-        difference = float(np.abs(first - other).max() / other.std())
-        if not difference <= args.tolerance:
-            wrong.append(f"the first block differs from that of {args.against} by {difference:.3g} standard deviations")
-    return wrong
-
-
-def network_settings(engine: InlineEngine) -> Any:
-    model = engine.runner.model
-    assert isinstance(model, LingBot)
-    return model.settings
-
-
-def _device(device: str) -> dict[str, object]:
-    return {"device": torch.cuda.get_device_name(device)} if device.startswith("cuda") else {}
+    if not args.against:
+        return wrong, None, None
+    other = np.load(args.against)
+    difference, error = float(np.abs(first - other).max() / other.std()), relative_error(first, other)
+    if args.fp8 == "off" and not difference <= args.tolerance:
+        wrong.append(f"the first block differs from that of {args.against} by {difference:.3g} standard deviations")
+    if args.fp8 != "off" and not error <= args.fp8_tolerance:
+        wrong.append(f"the first block is off by {error:.3g} in the mean square")
+    return wrong, difference, error
 
 
 def _peaks(device: str, reports: Sequence[RankReport]) -> list[int] | None:
@@ -319,6 +316,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--timeout-s", type=float, default=120.0, help="of every exchange")
     parser.add_argument("--keep", help="write the first block's latents here, as .npy")
     parser.add_argument("--against", help="what another run kept")
+    parser.add_argument("--fp8", choices=FP8, default="off", help="matrices, or matrices and attention, in eight bits")
+    parser.add_argument("--pixels", choices=("none", "wan", "tiny"), default="none", help="decoded on the first device")
+    parser.add_argument("--fp8-tolerance", type=float, default=0.2)
     parser.add_argument("--tolerance", type=float, default=0.1)
     parser.add_argument("--json", action="store_true", help="as JSON (it always is)")
     args = parser.parse_args(argv)

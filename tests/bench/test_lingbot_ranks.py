@@ -23,7 +23,9 @@ def test_ranks_measure_the_world_of_one_process(capsys: pytest.CaptureFixture[st
     assert result["valid"] is True
     assert result["ranks"] == 2
     assert result["exchange_ms"] > 0
-    assert 0 < result["dit_ms"]["p50"] <= result["block_ms"]["p50"] < result["resident_ms"]["p50"]
+    assert 0 < result["dit_ms"]["p50"] <= result["block_ms"]["p50"]
+    assert result["resident_ms"]["p50"] > 0
+    assert result["difference"] <= 1e-4
 
 
 def test_another_first_block_makes_a_run_invalid(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
