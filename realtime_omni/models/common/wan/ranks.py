@@ -203,7 +203,7 @@ class RankedNetwork:
 
     def allocate(
         self, plan: CapacityPlan, backend: AttentionBackend, *, keep_gathered: bool | None, fp8: bool
-    ) -> RankedBackend:
+    ) -> AttentionBackend:
         with self._team.together():
             self._tell(Pools(self._take_forgotten(), plan.spec, plan.total_pages, keep_gathered, fp8))
         self.reports()  # memory that is lacking on a rank is noticed now
@@ -287,9 +287,18 @@ class RankedPlan:
         self._network: RankedNetwork | None = network
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, rows: Sequence[int], commit: bool, causal: bool = False
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        rows: Sequence[int],
+        commit: bool,
+        causal: bool = False,
+        ahead: bool = False,
     ) -> Tensor:
-        return self.own.attend(layer, q, k, v, rows=rows, commit=commit, causal=causal)
+        return self.own.attend(layer, q, k, v, rows=rows, commit=commit, causal=causal, ahead=ahead)
 
     def complete(self, row: int) -> bool:
         """Of all ranks: they write the same layers."""
