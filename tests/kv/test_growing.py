@@ -1,0 +1,113 @@
+"""Blocks that are written in pieces: equal to one pass, whatever the pieces, the pages and what is kept; refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from realtime_omni.kv.attention.growing import GrowingPlan
+from realtime_omni.kv.attention.plan import RowPlan
+from realtime_omni.kv.capacity import KVSpec
+from realtime_omni.kv.manager import KVBook
+from realtime_omni.kv.storage import KVStorage
+from realtime_omni.kv.window import FrameRef
+
+LAYERS, HEADS, KV_HEADS, DIM, ROOM = 2, 4, 2, 8, 7
+
+
+class Bench:
+    """Two sequences on pages of three tokens, in frames with room for seven."""
+
+    def __init__(self) -> None:
+        self.spec = KVSpec(
+            num_layers=LAYERS,
+            num_kv_heads=KV_HEADS,
+            head_dim=DIM,
+            tokens_per_frame=ROOM,
+            frames_per_block=1,
+            window_frames=4,
+            page_tokens=3,
+            dtype_bytes=4,
+            requested_sessions=2,
+            max_in_flight=2,
+        )
+        self.book = KVBook(self.spec, sessions=2)
+        pages = self.spec.managed_pages(2) + self.spec.scratch_pages
+        self.storage = KVStorage(self.spec, pages, dtype=torch.float32)
+        self.held: dict[str, list[int]] = {"a": [], "b": []}
+        for name in self.held:
+            self.book.begin(name)
+
+    def plan(self, cached: bool) -> tuple[GrowingPlan, list[object]]:
+        blocks = [self.book.plan_block(name) for name in self.held]
+        rows = []
+        for block, lengths in zip(blocks, self.held.values(), strict=True):
+            row = RowPlan.of(block.branches[0])
+            history = tuple(FrameRef(f.index, f.pages, lengths[f.index]) for f in row.history)
+            rows.append(RowPlan(history, row.frames, row.scratch, row.extra, row.tokens))
+        return GrowingPlan(rows, self.storage, turn=lambda row, keys: None, cache_history=cached), list(blocks)
+
+
+def _draw(tokens: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    heads = (HEADS, KV_HEADS, KV_HEADS)
+    q, k, v = (torch.randn(LAYERS, tokens, n, DIM, generator=generator) for n in heads)
+    return q, k, v
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, tokens: int) -> Tensor:
+    """The last ``tokens`` queries over all keys, causal."""
+    mask = torch.ones(len(k), len(k), dtype=torch.bool).tril()[-tokens:]
+    q, k, v = (x.transpose(0, 1)[None] for x in (q[-tokens:], k, v))
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_pieces_are_one_pass_over_all_that_was_written(cached: bool) -> None:
+    """Three frames of several lengths, one of them empty, in pieces; rows leave a pass and come back."""
+    bench = Bench()
+    written: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {"a": [], "b": []}
+    for number, pieces in enumerate(([(0, 3), (1, 3), (0, 1)], [(1, 2)], [(0, 4), (0, 2), (1, 7)])):
+        plan, blocks = bench.plan(cached)
+        tokens = {"a": 0, "b": 0}
+        for place, (row, count) in enumerate(pieces):
+            name = "ab"[row]
+            q, k, v = _draw(count, 10 * number + place)
+            written[name].append((q, k, v))
+            tokens[name] += count
+            whole = [torch.cat([part[i] for part in written[name]], dim=1) for i in range(3)]
+            for layer in range(LAYERS):
+                got = plan.attend(layer, q[layer][None], k[layer][None], v[layer][None], rows=[row])[0]
+                expected = _dense(whole[0][layer], whole[1][layer], whole[2][layer], count)
+                assert float((got - expected).abs().max()) <= 1e-5
+        assert not plan.complete(0)
+        plan.finish([0, 1])
+        assert plan.complete(0)
+        assert plan.complete(1)
+        plan.close()
+        for block, name in zip(blocks, bench.held, strict=True):
+            bench.book.commit(block)  # type: ignore[arg-type]
+            bench.held[name].append(tokens[name])
+    for name, lengths in bench.held.items():
+        for frame, length in zip(bench.book.table(name, "main").retained(), lengths, strict=True):
+            keys, _ = bench.storage.read(0, [frame])
+            assert not bool(keys[length:].any())
+            assert length == 0 or bool(keys[:length].any())
+
+
+def test_a_frame_has_no_room_for_more_and_a_finished_row_for_none() -> None:
+    bench = Bench()
+    plan, _ = bench.plan(True)
+    q, k, v = (x[0][None] for x in _draw(5, 0))
+    plan.attend(0, q, k, v, rows=[0])
+    with pytest.raises(ValueError, match="no room for 5"):
+        plan.attend(0, q, k, v, rows=[0])
+    plan.finish([0])
+    assert not plan.complete(0), "the second layer was not written"
+    with pytest.raises(ValueError, match="no room"):
+        plan.attend(1, q[:, :1], k[:, :1], v[:, :1], rows=[0])
+    plan.close()
+    with pytest.raises(ValueError, match="closed"):
+        plan.attend(0, q, k, v, rows=[1])
