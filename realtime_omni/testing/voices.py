@@ -1,10 +1,10 @@
 """Two tiny duplex voices of kinds that are not built here; they keep the contract, so the contract carries their kinds.
 
-:class:`TinyTurnCommit`, as Qwen3-Omni works: what it hears means nothing until a turn is committed, and an answer is made of the
-whole conversation, read once more from its beginning. Its state is the conversation and nothing computed.
+:class:`TinyTurnCommit`, as Qwen3-Omni works: what it hears means nothing until a turn is committed, and an answer is made of
+the whole conversation, read once more from its beginning. Its state is the conversation and nothing computed.
 
-:class:`TinyRecurrentVoice`, as Nemotron VoiceChat works: a hidden state that every frame of 80 ms moves on, one token of text and
-one of functions a frame, no turns; tools are called and answered while it goes on.
+:class:`TinyRecurrentVoice`, as Nemotron VoiceChat works: a hidden state that every frame of 80 ms moves on, one token of text
+and one of functions a frame, no turns; tools are called and answered while it goes on.
 
 All values are integers that float64 holds exactly, so that a batch equals its members bit for bit.
 """
