@@ -9,6 +9,8 @@ import time
 import pytest
 
 from protocols.make_vectors import FILES, TARGET
+from realtime_omni_protocols import envelope
+from realtime_omni_protocols.envelope import MAX_NUMBER_CHARS
 from realtime_omni_protocols.errors import WireError
 from realtime_omni_protocols.world import Reply, WorldServerSide, parse_client, parse_server, unpack_frame
 from realtime_omni_protocols.world_messages import ErrorMessage
@@ -84,6 +86,30 @@ def test_20000_mutations_of_valid_messages_never_raise_anything_else(seed: int) 
             refused += 1
     assert parsed > 50  # the mutations are not all hopeless
     assert refused > 1_000
+
+
+TWICE = (
+    b'{"type":"ping","t":1,"t":2}',
+    b'{"type":"ping","id":"a:b","t":1}',
+    b'{"type":"ping","id":"\\":","id":"x"}',
+    b'{"type":"ping","ty\\u0070e":"ping"}',
+    b'{"type":"ping","t":1' + b"0" * MAX_NUMBER_CHARS + b"}",
+)
+
+
+def test_a_message_that_is_spared_the_scan_is_one_in_which_it_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(5)
+    texts = [*TWICE, *TEXTS, *(mutate(rng.choice(TEXTS), rng) for _ in range(4_000))]
+
+    def outcome(text: bytes) -> str:
+        try:
+            return repr(parse_client(text))
+        except WireError as error:
+            return f"{error.code} {error.path} {error.message} {error.re} {error.event_id}"
+
+    short = [outcome(text) for text in texts]
+    monkeypatch.setattr(envelope, "_is_plain", lambda text: False)
+    assert short == [outcome(text) for text in texts]
 
 
 def test_random_bytes_are_refused() -> None:
