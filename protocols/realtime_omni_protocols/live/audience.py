@@ -42,7 +42,7 @@ class Audience:
 
     @property
     def sidebands(self) -> int:
-        return sum(peer != PRIMARY for peer in self._peers)
+        return len(self._peers) - (PRIMARY in self._peers)
 
     def add(self) -> int:
         """A sideband's number. Raises LiveError ``capacity_exceeded``."""
