@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from realtime_omni.clock import ManualClock
 from realtime_omni.config import Config
@@ -25,7 +27,7 @@ from realtime_omni.errors import (
 )
 from realtime_omni.ids import CountingMint
 from realtime_omni.manager import STUCK_AFTER_S, Session, SessionManager, SessionNotice
-from realtime_omni.session.values import EventId, SessionEvent
+from realtime_omni.session.values import Chunk, EventId, SessionEvent
 from realtime_omni.testing.faults import Gate, at, inject
 from realtime_omni.testing.inline import small_config
 from realtime_omni.testing.models import TinyKVWorld, move
@@ -97,6 +99,32 @@ async def test_concurrent_calls_of_next_chunk_never_overlap_and_get_successive_c
         chunks = await asyncio.gather(*(session.next_chunk() for _ in range(5)))
         assert [c.chunk_index for c in chunks] == [0, 1, 2, 3, 4]
         assert busy == ["a"] * 5
+
+
+async def test_a_chunk_whose_data_are_late_is_handed_out_when_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that is cancelled while it waits leaves the chunk for the next one."""
+    async with running() as manager:
+        session = await manager.create_session("a")
+        plain, copied, asked = session.committed_chunk, threading.Event(), threading.Event()
+
+        def ready() -> None:
+            asked.set()
+            assert copied.wait(10)
+
+        async def late_chunk(outputs: Sequence[str] | None = None) -> Chunk:
+            chunk = await plain(outputs)
+            late = {name: replace(artifact, ready=ready) for name, artifact in chunk.artifacts.items()}
+            return replace(chunk, artifacts=late)
+
+        monkeypatch.setattr(session, "committed_chunk", late_chunk)
+        given_up = asyncio.create_task(session.next_chunk())
+        await asyncio.to_thread(asked.wait)
+        assert not given_up.done()
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        copied.set()
+        assert [(await session.next_chunk()).chunk_index for _ in range(2)] == [0, 1]
 
 
 @pytest.mark.req("AC-03")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import io
+import threading
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 from PIL import Image
 
 from realtime_omni.errors import ErrorCode, TickError
@@ -372,3 +375,34 @@ async def test_grace_zero_from_the_settings_is_announced(manager: FakeManager) -
     assert (await client.start()).limits.grace_s == 0
     await hub.shutdown(5)
     hub.close()
+
+
+async def test_media_that_a_device_still_copies_are_waited_for_where_they_leave(
+    manager: FakeManager, hub: WorldHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next block has begun; what is sent are the pictures that came later."""
+    client = Client(hub)
+    await client.start(session_id="s")
+    await client.block()
+    plain, copied = manager.live["s"].committed_chunk, threading.Event()
+
+    async def late_chunk(outputs: Sequence[str] | None = None) -> Chunk:
+        monkeypatch.undo()
+        chunk = await plain(outputs)
+        frames = chunk.artifacts["frames"]
+        there = np.zeros_like(frames.data)
+
+        def ready() -> None:
+            assert copied.wait(10)
+            np.copyto(there, frames.data)
+
+        return replace(chunk, artifacts={"frames": replace(frames, data=there, ready=ready)})
+
+    monkeypatch.setattr(manager.live["s"], "committed_chunk", late_chunk)
+    client.ack()
+    manager.clock.advance(1)
+    await eventually(lambda: manager.ticks_started == 3)
+    assert len(client.of("chunk")) == 1
+    copied.set()
+    _, frames = await client.block()
+    assert [payload[0] for _, payload in frames] == [33, 44, 55]

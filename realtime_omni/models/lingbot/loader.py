@@ -8,6 +8,7 @@ two published forms disagree about is an option each, with no hidden default in 
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from realtime_omni.models.common.wan.checkpoint import Progress, Stored, fingerp
 from realtime_omni.models.common.wan.ranks import RankedNetwork, WanReplica
 from realtime_omni.models.common.wan.sharded import ShardedTransformer, check_grid
 from realtime_omni.models.common.wan.text import UMT5
+from realtime_omni.models.common.wan.tiny_decoder import TinyDecoder
 from realtime_omni.models.common.wan.transformer import PATCH, WanConfig, WanTransformer
 from realtime_omni.models.common.wan.vae import WanVAE
 from realtime_omni.models.common.wan.weights import load_transformer
@@ -50,8 +52,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pixels: bool = True
     """False: latents only, without an autoencoder."""
     vae: str | None = None
+    decoder: str | None = None
+    """A safetensors file of TAEHV (``taew2_1``): pictures by a small decoder in the place of the autoencoder's."""
     text: str | None = None
-    """Folders of the autoencoder and of ``tokenizer`` and ``text_encoder``, where the checkpoint does not bring them."""
+    """Folders of ``tokenizer`` and ``text_encoder``, and ``vae`` of the autoencoder, where the checkpoint brings none."""
     compile: bool = False
     fp8: bool = False
     """The layers' matrices in eight bits, quantised while they are loaded; for attention see ``kv.fp8_attention``."""
@@ -82,6 +86,8 @@ def load(config: Config) -> LingBot:
     dtype = getattr(torch, config.dtype)
     network = _local(config, options, folder) if config.parallel.ranks == 1 else _ranked(config, options, folder)
     vae = WanVAE.load(part_of(root, options.vae, "vae"), dtype=dtype, device=config.device) if options.pixels else None
+    small = Path(options.decoder).expanduser() if options.pixels and options.decoder is not None else None
+    tiny = None if small is None else TinyDecoder.load(small, dtype=dtype, device=config.device)
     texts = root if options.text is None else Path(options.text).expanduser()
     text = UMT5(texts, dtype=dtype, device=config.device)
     return LingBot(
@@ -89,9 +95,18 @@ def load(config: Config) -> LingBot:
         text,
         options.settings(),
         vae=vae,
+        tiny=tiny,
         device=config.device,
-        fingerprint=fingerprint(folder, repr(options.settings()), config.dtype, *(["fp8"] if options.fp8 else [])),
+        fingerprint=fingerprint(folder, repr(options.settings()), config.dtype, *_variants(options.fp8, small)),
     )
+
+
+def _variants(fp8: bool, decoder: Path | None) -> list[str]:
+    """What else decides how a session goes on."""
+    return [
+        *(["fp8"] if fp8 else []),
+        *([f"decoder {hashlib.sha256(decoder.read_bytes()).hexdigest()}"] if decoder is not None else []),
+    ]
 
 
 def _folder(root: Path) -> Path:

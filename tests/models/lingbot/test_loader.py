@@ -17,6 +17,7 @@ from realtime_omni.errors import ConfigError
 from realtime_omni.models.common.fp8 import quantise
 from realtime_omni.models.common.wan.checkpoint import fingerprint
 from realtime_omni.models.common.wan.transformer import WanTransformer
+from realtime_omni.models.common.wan.vae import WanVAE
 from realtime_omni.models.common.wan.weights import load_transformer
 from realtime_omni.models.lingbot.loader import dimensions
 from realtime_omni.models.lingbot.loader import load as load_model
@@ -148,6 +149,15 @@ def test_matrices_in_eight_bits_are_made_while_loading(tmp_path: Path) -> None:
         assert torch.equal(tensor.float(), wanted[name].float()), name
     assert network.layers[1].up.weight.dtype == torch.float8_e4m3fn
     assert network.layers[1].cross.kv.weight.dtype == torch.float32
+
+
+def test_a_small_decoder_that_is_not_there_is_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WanVAE, "load", lambda folder, **how: None)
+    (checkpoint / "vae").mkdir()
+    given = [f"options.checkpoint={checkpoint}", "device=cpu", "dtype=float32", "options.head_dim=12"]
+    with pytest.raises(ConfigError) as caught:
+        load_model(load("lingbot-world", {}, [*given, "options.decoder=taew2_1.safetensors", "options.compile=false"]))
+    assert caught.value.path == "options.decoder"
 
 
 def test_widths_without_an_eight_bit_kernel_are_refused(checkpoint: Path) -> None:
