@@ -24,7 +24,7 @@ from realtime_omni.kv.attention.growing import GrowingPlan, Turn
 from realtime_omni.kv.attention.sdpa import SdpaBackend
 from realtime_omni.kv.manager import BlockReservation
 from realtime_omni.kv.window import FrameRef
-from realtime_omni.models.base import BlockAttention, RowError, RowOutput, Step, StepRow
+from realtime_omni.models.base import BlockAttention, RewritingModel, RowError, RowOutput, Step, StepRow
 
 if TYPE_CHECKING:
     from realtime_omni.engine.runner import ModelRunner
@@ -43,6 +43,7 @@ class BatchRun:
         self._results: dict[int, RowOutput | Exception] = {}
         self._step_rows: dict[int, StepRow] = {}
         self._blocks: dict[int, BlockReservation] = {}
+        self._rewritten: dict[int, tuple[int, ...]] = {}
         self._joined = 0
         self._needs_prefill: dict[int, bool] = {}
         self._storages: dict[int, Storages] = {}
@@ -62,16 +63,27 @@ class BatchRun:
         numbers = range(self._joined, self._joined + len(rows))  # never used again: a model tells rows apart by them
         try:
             for row, item in zip(numbers, rows, strict=True):
-                self._reservations[row] = self._runner.book.plan_block(item.tick.session_id)
+                self._reservations[row] = self._reserve(item)
         except BaseException:
             for row in numbers:
                 self._give_back(row)
             raise
         self._joined += len(rows)
+        beyond = self._joined  # a model that rewrites keeps a history, so no other row joins
         for row, item in zip(numbers, rows, strict=True):
             self._planned[row], self._blocks[row] = item, self._reservations[row]
             self._step_rows[row] = self._step_row(row, item)
+            self._rewritten[row] = tuple(range(beyond, beyond + len(self._reservations[row].rewritten)))
+            beyond += len(self._rewritten[row])
         return numbers
+
+    def _reserve(self, item: PlannedRow) -> BlockReservation:
+        session_id, book = item.tick.session_id, self._runner.book
+        if self._prefill or not book.spec.rewrite_frames:
+            return book.plan_block(session_id)
+        model = cast("RewritingModel", self._runner.model)
+        anew = model.rewritten_blocks(self._runner.resident(session_id).state, item.tick)
+        return book.plan_block(session_id, rewritten=anew)
 
     def _step_row(self, row: int, item: PlannedRow) -> StepRow:
         resident = self._runner.resident(item.tick.session_id)
@@ -94,11 +106,16 @@ class BatchRun:
     def finish(self, row: int, result: RowOutput | Exception) -> None:
         self._results[row] = result
 
+    def rewritten(self, row: int) -> tuple[int, ...]:
+        return self._rewritten[row]
+
     def attention(self, branch: str | None = None) -> BlockAttention:
         name = self._runner.spec.kv.branches[0].name if branch is None else branch
         plan = self._plans.get(name)
         if plan is None:
-            blocks = [next(b for b in whole.branches if b.branch == name) for whole in self._blocks.values()]
+            wholes = [whole.branches for whole in self._blocks.values()]
+            wholes += [earlier for whole in self._blocks.values() for earlier in whole.rewritten]
+            blocks = [next(b for b in branches if b.branch == name) for branches in wholes]
             plan = self._runner.backend.plan([RowPlan.of(b) for b in blocks], self._runner.storage)
             self._plans[name] = plan
         assert not isinstance(plan, GrowingPlan), "this tick's blocks grow"
@@ -176,7 +193,7 @@ class BatchRun:
         if self._deferred(row):
             return
         for name, plan in self._plans.items():
-            if not plan.complete(row):
+            if not all(plan.complete(number) for number in (row, *self._rewritten[row])):
                 raise TickError(f"the clean pass did not write every layer of branch {name!r}")
 
     def commit(self, row: int) -> None:
@@ -187,6 +204,8 @@ class BatchRun:
         if not self._prefill:
             before = Moment(resident.state, reservation.first_frame, resident.own)
             resident.remember(tick.chunk_index, before, self._runner.rewind_blocks)
+            if self._rewritten[row]:  # what earlier moments saw is not stored any more
+                resident.moments.clear()
         resident.state, resident.needs_prefill = output.next_state, self._needs_prefill[row]
         resident.own = self._storages[row]
         self._runner.count(resident)
@@ -222,6 +241,7 @@ class BatchRun:
                 self._results,
                 self._storages,
                 self._needs_prefill,
+                self._rewritten,
             ):
                 cast("dict[int, object]", held).pop(row, None)
 

@@ -3,11 +3,11 @@
 Owns: ``KVSpec`` (what a model declares) and ``CapacityPlan`` (what a device affords). Must not know: tensors,
 devices, sessions.
 
-The formula, with b local branches, W window, S sink, F frames a block, R blocks of rewind (1 by default), p pages a
-frame, m blocks in flight, c sessions::
+The formula, with b local branches, W window, S sink, F frames a block, R blocks of rewind (1 by default), A frames that a
+block may write anew beside its own (0 by default), p pages a frame, m blocks in flight, c sessions::
 
     page_bytes  = 2 * page_tokens * kv_heads * head_dim * dtype_bytes * layers        K and V of all layers
-    managed(c)  = b * (c * (S + W + (R - 1) * F) + m * F) * p + 2                     +2: the null page and one of slack
+    managed(c)  = b * (c * (S + W + (R - 1) * F) + m * (F + A)) * p + 2               +2: the null page and one of slack
     scratch     = m * b * (F * p + ceil(scratch_tokens / page_tokens))
     cross(c)    = c * sum over caches of 2 * b * tokens * heads * head_dim * dtype_bytes * layers
     required(c) = (managed(c) + scratch) * page_bytes + cross(c) + c * model_owned_bytes
@@ -60,7 +60,8 @@ class KVSpec:
     cannot be.
 
     Token and frame counts are per branch. ``page_tokens`` is the size of one page, any positive number; it defaults
-    to one frame. ``scratch_tokens_per_branch`` are tokens beside the frames that are attended to and never committed
+    to one frame. ``rewrite_frames``: of the window, how many a tick may write anew beside its block (whole blocks).
+    ``scratch_tokens_per_branch`` are tokens beside the frames that are attended to and never committed
     (action registers). ``opening_frames``: with ``reset_at_boundary``, frames of the block that begins a window, where
     it is shorter than the others.
     """
@@ -75,6 +76,7 @@ class KVSpec:
     branches: tuple[KVBranch, ...] = (KVBranch("main", 0),)
     cross_attention: tuple[CrossAttentionSpec, ...] = ()
     page_tokens: int | None = None
+    rewrite_frames: int = 0
     scratch_tokens_per_branch: int = 0
     model_owned_bytes_per_session: int = 0
     requested_sessions: int = 1
@@ -179,7 +181,8 @@ class KVSpec:
 
     def managed_pages(self, sessions: int) -> int:
         """Pages that ``sessions`` sessions and the blocks in flight can hold, plus the null page and one of slack."""
-        frames = sessions * self.window.retained_frames + self.max_in_flight * self.frames_per_block
+        in_flight = self.frames_per_block + self.rewrite_frames
+        frames = sessions * self.window.retained_frames + self.max_in_flight * in_flight
         return len(self.branches) * frames * self.pages_per_frame + 2
 
     def required_bytes(self, sessions: int) -> int:

@@ -46,7 +46,8 @@ class BranchBlock(Struct, frozen=True):
 class BlockReservation(Struct, frozen=True):
     """The pages of one block of one session on all its branches; settle it once.
 
-    ``first_frame`` is the absolute index of the block's first frame.
+    ``first_frame`` is the absolute index of the block's first frame. ``rewritten``: earlier blocks that this one writes anew,
+    oldest first, each on all branches; one sees what is before it, as it is written now.
     """
 
     number: int
@@ -55,6 +56,7 @@ class BlockReservation(Struct, frozen=True):
     frames: int
     lane: int
     branches: tuple[BranchBlock, ...]
+    rewritten: tuple[tuple[BranchBlock, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +135,9 @@ class KVBook:
         self.cross.close(session)
         return sum(table.release() for table in tables)
 
-    def plan_block(self, session: str, frames: int | None = None) -> BlockReservation:
+    def plan_block(self, session: str, frames: int | None = None, rewritten: int = 0) -> BlockReservation:
         """Reserve pages for the session's next block on all branches; ``frames`` defaults to what the geometry says.
+        ``rewritten``: so many earlier blocks are written anew with it, and take the old ones' place when it is committed.
 
         Raises CapacityError when pages or lanes run out, ValueError when the session has a block open, KeyError when
         it is unknown; nothing has changed then. Moves the session to the most recently used end.
@@ -147,14 +150,20 @@ class KVBook:
             raise ValueError(f"a block has 1 to {self.spec.frames_per_block} frames, got {count}")
         if not self._lanes:
             raise CapacityError(f"all {self.spec.max_in_flight} blocks that may be in flight are")
-        need = len(tables) * count * self._pages_per_frame
+        anew = rewritten * self.spec.frames_per_block
+        most = min(self.spec.rewrite_frames, tables[0].rewritable)
+        if not 0 <= anew <= most:
+            raise ValueError(f"{anew} frames cannot be written anew, at most {most}")
+        need = len(tables) * (count + anew) * self._pages_per_frame
         if need > self.pool.free_pages:
             raise CapacityError(f"no pages for a block: {need} needed, {self.pool.free_pages} free")
         lane = self._lanes.pop()
         for table in tables:
-            table.reserve(count)
-        blocks = self._branch_blocks(tables, lane)
-        reservation = BlockReservation(self._next_number, session, tables[0].completed, count, lane, blocks)
+            table.reserve(count, anew)
+        blocks = [self._branch_blocks(tables, lane, number, anew) for number in range(rewritten + 1)]
+        reservation = BlockReservation(
+            self._next_number, session, tables[0].completed, count, lane, blocks[-1], tuple(blocks[:-1])
+        )
         self._next_number += 1
         self._open[session] = reservation
         self.touch(session)
@@ -306,8 +315,13 @@ class KVBook:
             frames_evicted=self._evicted,
         )
 
-    def _branch_blocks(self, tables: tuple[WindowTable, ...], lane: int) -> tuple[BranchBlock, ...]:
+    def _branch_blocks(
+        self, tables: tuple[WindowTable, ...], lane: int, number: int = 0, anew: int = 0
+    ) -> tuple[BranchBlock, ...]:
+        """Of the ``number``-th block that is written, the last of which is the new one."""
         blocks: list[BranchBlock] = []
+        first = number * self.spec.frames_per_block
+        last = None if first == anew else first + self.spec.frames_per_block
         for branch, table in zip(self.spec.branches, tables, strict=True):
             scratch = self._lane_frames[lane][branch.local_index]
             fpb = self.spec.frames_per_block
@@ -315,9 +329,9 @@ class KVBook:
                 BranchBlock(
                     branch.name,
                     branch.local_index,
-                    table.visible(),
-                    table.block,
-                    scratch[: len(table.block)],
+                    (*table.visible(), *table.block[:first]),
+                    table.block[first:last],
+                    scratch[: len(table.block[first:last])],
                     scratch[fpb:],
                     scratch,
                 )

@@ -162,6 +162,7 @@ class WindowTable:
         self._completed = 0
         self._reservation: PageReservation | None = None
         self._block: tuple[FrameRef, ...] = ()
+        self._rewritten = 0
 
     @property
     def completed(self) -> int:
@@ -170,17 +171,23 @@ class WindowTable:
 
     @property
     def block(self) -> tuple[FrameRef, ...]:
-        """The frames reserved for the block in flight; empty between blocks."""
+        """The frames reserved for the block in flight, those that it writes anew first; empty between blocks."""
         return self._block
+
+    @property
+    def rewritable(self) -> int:
+        """Committed frames, the latest, that a block may write anew: those that are no sink."""
+        return len(self._tail)
 
     def retained(self) -> tuple[FrameRef, ...]:
         """All committed frames still stored, oldest first; at most ``retained_frames`` of the geometry."""
         return (*self._sink, *self._tail)
 
     def visible(self) -> tuple[FrameRef, ...]:
-        """The committed frames that the current block attends to beside itself, oldest first."""
-        first = self.geometry.seen_from(self._completed)
-        return (*self._sink, *(frame for frame in self._tail if frame.index >= first))
+        """The committed frames that the current block attends to beside itself, oldest first, without those that it writes
+        anew."""
+        first, last = self.geometry.seen_from(self._completed), self._completed - self._rewritten
+        return (*self._sink, *(frame for frame in self._tail if first <= frame.index < last))
 
     @property
     def page_count(self) -> int:
@@ -191,22 +198,25 @@ class WindowTable:
         """The committed pages, in frame order."""
         return tuple(page for frame in self.retained() for page in frame.pages)
 
-    def reserve(self, frames: int) -> tuple[FrameRef, ...]:
-        """Set pages aside for a block of ``frames`` frames (at most ``frames_per_block``).
+    def reserve(self, frames: int, rewritten: int = 0) -> tuple[FrameRef, ...]:
+        """Set pages aside for a block of ``frames`` frames (at most ``frames_per_block``), and for the last ``rewritten`` ones
+        that are no sink: the block writes these anew, and a commit puts them in the place of the old.
 
-        Raises ValueError when a block is in flight or the count is wrong, CapacityError when the pool is full; nothing
+        Raises ValueError when a block is in flight or a count is wrong, CapacityError when the pool is full; nothing
         changes then.
         """
         self._require_idle("reserve")
         size = self.geometry
         if not 1 <= frames <= size.frames_per_block:
             raise ValueError(f"{self.name}: a block has 1 to {size.frames_per_block} frames, got {frames}")
-        each = self._each
-        reservation = self._pool.reserve(frames * each)
-        self._reservation = reservation
+        if not 0 <= rewritten <= self.rewritable:
+            raise ValueError(f"{self.name}: {self.rewritable} frames can be written anew, not {rewritten}")
+        each, first = self._each, self._completed - rewritten
+        reservation = self._pool.reserve((rewritten + frames) * each)
+        self._reservation, self._rewritten = reservation, rewritten
         self._block = tuple(
-            FrameRef(self._completed + i, reservation.pages[i * each : (i + 1) * each], size.tokens_per_frame)
-            for i in range(frames)
+            FrameRef(first + i, reservation.pages[i * each : (i + 1) * each], size.tokens_per_frame)
+            for i in range(rewritten + frames)
         )
         return self._block
 
@@ -217,6 +227,9 @@ class WindowTable:
         """
         reservation = self._take_reservation("commit")
         self._pool.commit(reservation)
+        self._drop([self._tail.pop() for _ in range(self._rewritten)])
+        self._completed -= self._rewritten
+        self._rewritten = 0
         for frame in self._block:
             (self._sink if frame.index < self.geometry.sink_frames else self._tail).append(frame)
         self._completed += len(self._block)
@@ -226,7 +239,7 @@ class WindowTable:
     def rollback(self) -> None:
         """Give the block's pages back; the committed frames are as before ``reserve``."""
         reservation = self._take_reservation("rollback")
-        self._block = ()
+        self._block, self._rewritten = (), 0
         self._pool.rollback(reservation)
 
     def can_rewind(self, frames: int) -> bool:

@@ -236,8 +236,13 @@ class StepBatch(Protocol):
         edits a copy of the keys that the row sees, once a tick and layer, before they are used."""
         ...
 
+    def rewritten(self, row: int) -> tuple[int, ...]:
+        """Of a :class:`RewritingModel`'s row: the numbers that its attention knows the earlier blocks by which this tick writes
+        anew, oldest first. One clean pass each (``rows=(number,)``), before the first pass over the block itself."""
+        ...
+
     def finish(self, row: int, result: RowOutput | Exception) -> None:
-        """A ``continuous`` model's row is done: it is not active any more, and settled at the next checkpoint."""
+        """A ``continuous model's row is done: it is not active any more, and settled at the next checkpoint."""
         ...
 
 
@@ -369,6 +374,17 @@ class RankedModel(Protocol):
     def ranks(self) -> Ranks | None: ...
 
 
+class RewritingModel(WorldModel, Protocol):
+    """A model with ``KVSpec.rewrite_frames``: a tick may write history anew, as when a prompt is to rule what is past, too.
+
+    The new history takes the old one's place when the tick is committed; a tick that fails leaves the old one. Earlier moments
+    of the session cannot be rewound to any more."""
+
+    def rewritten_blocks(self, state: Any, tick: TickRequest) -> int:
+        """How many of the latest blocks this tick is to write anew. Blocks of the sink cannot be."""
+        ...
+
+
 __all__ = [
     "BlockAttention",
     "Checkpoint",
@@ -381,6 +397,7 @@ __all__ = [
     "PreparedControls",
     "RankedModel",
     "Ranks",
+    "RewritingModel",
     "RowError",
     "RowOutput",
     "SessionSetup",

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-from realtime_omni.models.base import ControlReducer, ModelSpec, PackedState, SessionSetup, Step, StepBatch, WorldModel
+from realtime_omni.models.base import (
+    ControlReducer,
+    ModelSpec,
+    PackedState,
+    RewritingModel,
+    SessionSetup,
+    Step,
+    StepBatch,
+    WorldModel,
+)
 from realtime_omni.models.policy import PolicyModel
 from realtime_omni.session.observation import Observation
-from realtime_omni.session.values import SessionEvent
+from realtime_omni.session.values import SessionEvent, TickRequest
 
 
 class WatchedModel:
@@ -46,6 +55,9 @@ class WatchedModel:
 
     def needs_prefill(self, state: Any) -> bool:
         return self.inner.needs_prefill(state)
+
+    def rewritten_blocks(self, state: Any, tick: TickRequest) -> int:
+        return cast("RewritingModel", self.inner).rewritten_blocks(state, tick)
 
     def prefill(self, batch: StepBatch) -> Step:
         return self.inner.prefill(batch)

@@ -72,6 +72,7 @@ class BookMachine(RuleBasedStateMachine):
             max_in_flight=2,
             reset_at_boundary=self.reset,
             rewind_blocks=self.rewind_blocks,
+            rewrite_frames=2 * self.block,
         )
         self.book = KVBook(self.spec, sessions=CAPACITY)
         self.per_frame = -(-tokens // page)
@@ -128,7 +129,22 @@ class BookMachine(RuleBasedStateMachine):
                 self.book.plan_block(session, frames)
             return
         # By the capacity formula this can never fail for want of pages.
-        reservation = self.book.plan_block(session, frames)
+        self.start(self.book.plan_block(session, frames))
+
+    @rule(session=st.sampled_from(SESSIONS), blocks=st.integers(1, 3))
+    def plan_anew(self, session: str, blocks: int) -> None:
+        """A block that writes earlier ones anew; the sink and what is not stored cannot be."""
+        if session not in self.shadows or session in self.open or len(self.open) == self.spec.max_in_flight:
+            return
+        rewritable = sum(index >= self.sink for index in self.shadows[session].stored)
+        if blocks > 2 or blocks * self.block > rewritable:
+            with pytest.raises(ValueError, match="written anew"):
+                self.book.plan_block(session, rewritten=blocks)
+            return
+        self.start(self.book.plan_block(session, rewritten=blocks))
+
+    def start(self, reservation: BlockReservation) -> None:
+        session = reservation.session
         self.order.remove(session)
         self.order.append(session)
         self.open[session] = reservation
@@ -145,20 +161,29 @@ class BookMachine(RuleBasedStateMachine):
         shadow = self.shadows[reservation.session]
         first = shadow.completed
         assert reservation.first_frame == first
-        versions = {first + i: self.versions + i for i in range(reservation.frames)}
+        oldest = first - len(reservation.rewritten) * self.block
+        versions = {i: self.versions + i - oldest for i in range(oldest, first + reservation.frames)}
         self.versions += len(versions)
         self.written[reservation.number] = versions
-        expected = {i: v for i, v in shadow.stored.items() if i in self.seen(first)}
+        expected = {i: v for i, v in shadow.stored.items() if i in self.seen(first) and i < oldest}
+        for earlier in reservation.rewritten:
+            for block in earlier:
+                assert self.holds(block, expected), f"history {block.history} is not {expected}"
+                self.write(block, versions)
+            expected |= {frame.index: versions[frame.index] for frame in earlier[0].frames}
         for block in reservation.branches:
             for frame in (*block.scratch, *block.extra):
                 for page in frame.pages:
                     assert page in self.scratch_pages
                     self.memory[page] = ("scratch", 0, 0)
-            for frame in block.frames:
-                for place, page in enumerate(frame.pages):
-                    self.memory[page] = (block.branch, versions[frame.index], place)
+            self.write(block, versions)
         for block in reservation.branches:
             assert self.holds(block, expected), f"history {block.history} is not {expected}"
+
+    def write(self, block: BranchBlock, versions: dict[int, int]) -> None:
+        for frame in block.frames:
+            for place, page in enumerate(frame.pages):
+                self.memory[page] = (block.branch, versions[frame.index], place)
 
     def holds(self, block: BranchBlock, expected: dict[int, int]) -> bool:
         return [frame.index for frame in block.history] == sorted(expected) and all(
@@ -188,7 +213,7 @@ class BookMachine(RuleBasedStateMachine):
         shadow = self.shadows[reservation.session]
         versions = self.written[reservation.number]
         shadow.stored.update(versions)
-        shadow.completed += len(versions)
+        shadow.completed += reservation.frames
         gone = set(shadow.stored) - self.kept(shadow.completed)
         shadow.stored = {i: v for i, v in shadow.stored.items() if i not in gone}
         assert sorted(frame.index for frame in evicted) == sorted([*gone, *gone])

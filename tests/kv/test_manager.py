@@ -270,3 +270,71 @@ def test_churn_of_ten_times_the_capacity_leaks_nothing():
     kv.end("29")
     assert kv.free_pages == fresh.free_pages
     assert kv.statistics().sessions == 0
+
+
+def rewriting() -> KVBook:
+    """Two earlier blocks beside the new one may be written anew; sink 3, window 9."""
+    kv = book(window_frames=9, rewrite_frames=6)
+    kv.begin("a")
+    for _ in range(5):
+        tick(kv, "a")
+    return kv
+
+
+def test_blocks_that_are_written_anew_see_what_is_before_them_as_it_is_written_now():
+    kv = rewriting()
+    old = kv.table("a", "main").visible()
+    reservation = kv.plan_block("a", rewritten=2)
+    kv.check()
+    third, fourth = (branches[0] for branches in reservation.rewritten)
+    new = reservation.branches[0]
+    assert [f.index for f in old] == [0, 1, 2, *range(9, 15)]
+    assert third.history == old[:3]
+    assert [f.index for f in third.frames] == [9, 10, 11]
+    assert fourth.history == (*old[:3], *third.frames)
+    assert new.history == (*old[:3], *third.frames, *fourth.frames)
+    assert [f.index for f in new.frames] == [15, 16, 17]
+    assert (reservation.first_frame, len(new.scratch)) == (15, 3)
+    kv.commit(reservation)
+    kv.check()
+    assert kv.table("a", "main").visible() == (*old[:3], *fourth.frames, *new.frames)
+    assert kv.completed_frames("a") == 18
+    assert not set(kv.pages_of("a")) & {page for frame in old[3:] for page in frame.pages}
+
+
+def test_a_block_that_was_to_write_anew_gives_everything_back():
+    kv = rewriting()
+    pages, free = kv.pages_of("a"), kv.free_pages
+    kv.rollback(kv.plan_block("a", rewritten=2))
+    kv.check()
+    assert (kv.pages_of("a"), kv.free_pages) == (pages, free)
+    kv.plan_block("a", rewritten=1)
+    kv.end("a")
+    kv.check()
+    assert kv.free_pages == kv.pool.statistics().total - 1
+
+
+def test_a_fork_keeps_what_its_source_writes_anew():
+    kv = rewriting()
+    kv.fork("a", "b")
+    pages = kv.pages_of("b")
+    kv.commit(kv.plan_block("a", rewritten=2))
+    kv.check()
+    assert kv.pages_of("b") == pages
+
+
+@pytest.mark.parametrize("rewritten", [-1, 3])
+def test_only_as_much_as_was_planned_for_can_be_written_anew(rewritten: int):
+    kv = rewriting()
+    with pytest.raises(ValueError, match="written anew"):
+        kv.plan_block("a", rewritten=rewritten)
+    kv.check()
+
+
+def test_the_sink_is_not_written_anew():
+    kv = book(window_frames=9, rewrite_frames=6)
+    kv.begin("a")
+    tick(kv, "a")
+    with pytest.raises(ValueError, match="3 frames cannot be written anew, at most 0"):
+        kv.plan_block("a", rewritten=1)
+    kv.check()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import torch
@@ -49,6 +49,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clean_pass: bool = True
     fps: Annotated[float, Meta(gt=0, le=120)] = 16.0
     horizon: Annotated[int, Meta(ge=9)] | None = None
+    prompt_switch: Literal["text", "recache"] = "text"
+    """What a new prompt changes: what is to come; or also how the window remembers what was, computed again under it."""
     pixels: bool = True
     """False: latents only, without an autoencoder."""
     vae: str | None = None
@@ -75,6 +77,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             clean_pass=self.clean_pass,
             fps=self.fps,
             horizon=self.horizon,
+            recache=self.prompt_switch == "recache",
         )
 
 
@@ -82,6 +85,8 @@ def load(config: Config) -> LingBot:
     """Raises ConfigError, naming the option, the file or the tensors that do not fit."""
     options = config.options_as(Options)
     root = root_of(options.checkpoint)
+    if options.prompt_switch == "recache" and config.parallel.ranks > 1:
+        raise ConfigError("options.prompt_switch: recache runs on one device only", path="options.prompt_switch")
     folder = _folder(root)
     dtype = getattr(torch, config.dtype)
     network = _local(config, options, folder) if config.parallel.ranks == 1 else _ranked(config, options, folder)

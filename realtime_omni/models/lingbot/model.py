@@ -14,7 +14,7 @@ each an immutable value that the next state shares or replaces. Weights are the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,7 @@ from realtime_omni.models.common.wan.visual import (
 )
 from realtime_omni.models.lingbot import state as saved
 from realtime_omni.models.lingbot.camera import (
+    FOLD,
     Camera,
     default_intrinsics,
     fold,
@@ -65,12 +66,22 @@ from realtime_omni.models.lingbot.camera import (
     scaled_intrinsics,
 )
 from realtime_omni.models.lingbot.controls import TRAJECTORY, check_control, schemas
-from realtime_omni.models.lingbot.state import LingBotState
-from realtime_omni.session.values import Artifact, ArtifactSpec, ChunkMetadata, Modality, Representation, SessionEvent
+from realtime_omni.models.lingbot.state import LingBotState, PastBlock
+from realtime_omni.session.values import (
+    Artifact,
+    ArtifactSpec,
+    ChunkMetadata,
+    Modality,
+    Representation,
+    SessionEvent,
+    TickRequest,
+)
 
 if TYPE_CHECKING:
     from realtime_omni.config import Config
 
+CAMERA_CHANNELS = 6 * FOLD**2
+"""Of the network's camera input, per latent cell."""
 PROMPTED, TEXT = "prompted", "text"
 """The one branch of what a session is conditioned on, and its one part."""
 
@@ -81,6 +92,7 @@ class Settings:
 
     ``labels``, ``shift`` and ``table``: see :mod:`realtime_omni.models.common.wan.sampler`. ``clean_pass`` false: the last
     denoise pass writes history, a fifth cheaper and another output. ``horizon``: pictures after which a session ends, or None.
+    ``recache``: a new prompt also writes anew the blocks of the window that are no sink, before the first block that it rules.
     """
 
     height: int = 480
@@ -95,6 +107,7 @@ class Settings:
     fps: float = 16.0
     default_prompt: str = "A walk through a quiet town, seen from the eyes of the walker."
     horizon: int | None = None
+    recache: bool = False
 
 
 class LingBot:
@@ -175,6 +188,7 @@ class LingBot:
     def step(self, batch: StepBatch) -> Step:
         yield Checkpoint("forward", "prepare")
         texts = {number: self._understood(row) for number, row in enumerate(batch.rows)}
+        yield from self._rewritten(batch, texts)
         conditions = {number: self._conditioned(row.state.visual) for number, row in enumerate(batch.rows)}
         cameras = {number: self._filmed(row) for number, row in enumerate(batch.rows)}
         active = batch.active
@@ -232,7 +246,9 @@ class LingBot:
                     )
                 )
             visual = Visual(None, conditions[r][1], decoder, clean[r][-1:].clone())
-            state = LingBotState(cameras[r][0], visual, texts[r], row.state.prompt)
+            block = PastBlock(clean[r], conditions[r][0], cameras[r][1])
+            past = self._past(row, block)
+            state = LingBotState(cameras[r][0], visual, texts[r], row.state.prompt, past, self._prompt(row))
             outputs[r] = RowOutput(ChunkMetadata.from_tick(row.tick), tuple(artifacts), state)
         return {r: outputs[r] for r in batch.active}
 
@@ -241,7 +257,12 @@ class LingBot:
         return saved.pack(state)
 
     def unpack(self, packed: PackedState) -> LingBotState:
-        state = saved.unpack(packed, self._visual, self.network.config.layers, self._device)
+        F, C, h, w = self.latent_shape
+        with torch.device("meta"):
+            camera = torch.empty(F, CAMERA_CHANNELS, h, w, dtype=self._dtype)
+            like = PastBlock(torch.empty(F, C, h, w), torch.empty(F, MASK_CHANNELS + C, h, w), camera)
+        layers = self.network.config.layers
+        state = saved.unpack(packed, self._visual, like, self._most_past, layers, self._device)
         self._text.check(state.prompt)
         return state
 
@@ -260,10 +281,54 @@ class LingBot:
         """[F, C, h, w] of a block."""
         return (self.settings.frames_per_block, self.network.config.out_channels, *self._visual.grid)
 
+    def rewritten_blocks(self, state: LingBotState, tick: TickRequest) -> int:
+        """All that can be, when the prompt is not the one that they were written under."""
+        return len(state.past) if (tick.prompt or state.prompt) != state.wrote else 0
+
+    @property
+    def _most_past(self) -> int:
+        """Whole blocks that a block sees beside itself and the sink."""
+        settings = self.settings
+        return (settings.window_frames // settings.frames_per_block - 1) if settings.recache else 0
+
+    def _past(self, row: StepRow, block: PastBlock) -> tuple[PastBlock, ...]:
+        """The latest blocks without the sink's."""
+        most = self._most_past
+        if not most or row.frame_index < self.settings.sink_frames:
+            return ()
+        known: tuple[PastBlock, ...] = row.state.past
+        return (*known, block)[-most:]
+
+    def _rewritten(self, batch: StepBatch, texts: Mapping[int, Conditioning]) -> Generator[Checkpoint, None, None]:
+        """Clean passes over the blocks that a new prompt writes anew, oldest first."""
+        for r, row in enumerate(batch.rows):
+            past: tuple[PastBlock, ...] = row.state.past
+            frames = self.settings.frames_per_block
+            for position, number in enumerate(batch.rewritten(r)):
+                yield Checkpoint("forward", "recache")
+                if r not in batch.active:
+                    break
+                block = past[position]
+                self._passes.flow(
+                    torch.cat((block.latents, block.condition), dim=1)[None],
+                    0.0,
+                    [row.frame_index - (len(past) - position) * frames],
+                    [texts[r].branches[PROMPTED][TEXT]],
+                    self._camera_cache([block.camera]),
+                    batch.attention(),
+                    rows=(number,),
+                    commit=True,
+                )
+
+    def _prompt(self, row: StepRow) -> str:
+        """In force for this block."""
+        prompt: str = row.tick.prompt or row.state.prompt
+        return prompt
+
     def _understood(self, row: StepRow) -> Conditioning:
         """The prompt in force; encoded again when it is not the state's."""
         known: Conditioning = row.state.conditioning
-        prompt = row.tick.prompt or row.state.prompt
+        prompt = self._prompt(row)
 
         def encode() -> Parts:
             features = self._text.encode(prompt).to(device=self._device, dtype=self._dtype)
@@ -353,6 +418,7 @@ class LingBot:
                 frames_per_block=F,
                 window_frames=settings.window_frames,
                 sink_frames=settings.sink_frames,
+                rewrite_frames=self._most_past * F,
                 model_owned_bytes_per_session=self._state_bytes(),
             ),
             artifacts=(latents,) if self._decoder is None else (frames, latents),
@@ -373,4 +439,5 @@ class LingBot:
         config = self.network.config
         text = 2 * config.layers * TOKENS * config.own_width * self._dtype.itemsize
         F, C, h, w = self.latent_shape
-        return text + 4 * (C + MASK_CHANNELS) * h * w * (F + 1) + self._visual.nbytes
+        past = F * h * w * (4 * (2 * C + MASK_CHANNELS) + CAMERA_CHANNELS * self._dtype.itemsize)
+        return text + 4 * (C + MASK_CHANNELS) * h * w * (F + 1) + self._most_past * past + self._visual.nbytes
