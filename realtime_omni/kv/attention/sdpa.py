@@ -198,14 +198,19 @@ class SdpaPlan:
         if buffers is not None and self._cache_history:
             return buffers
         if buffers is None:
-            spec = self._storage.spec
-            shape = (len(group.rows), spec.num_kv_heads, group.history_tokens + tokens, spec.head_dim)
-            like, dtype = self._storage.flat_k[layer], self._kernel.dtype
-            buffers = self._buffers[key] = (like.new_empty(shape, dtype=dtype), like.new_empty(shape, dtype=dtype))
+            like, length = self._storage.flat_k[layer], group.history_tokens + tokens
+            buffers = self._buffers[key] = (self._buffer(like, group, length), self._buffer(like, group, length))
         for buffer, pool in zip(buffers, (self._storage.flat_k[layer], self._storage.flat_v[layer]), strict=True):
             for position, row in enumerate(group.rows):
                 self._gather(row, group.ahead, pool, buffer[position, :, : group.history_tokens])
         return buffers
+
+    def _buffer(self, like: Tensor, group: _Group, length: int) -> Tensor:
+        """[rows, kv_heads, length, head_dim]; on a GPU in the pools' order of tokens and heads, so that copies are plain."""
+        rows, heads, size = len(group.rows), self._storage.spec.num_kv_heads, self._storage.spec.head_dim
+        if like.is_cuda:
+            return like.new_empty((rows, length, heads, size), dtype=self._kernel.dtype).transpose(1, 2)
+        return like.new_empty((rows, heads, length, size), dtype=self._kernel.dtype)
 
     def _gather(self, number: int, ahead: bool, pool: Tensor, out: Tensor) -> None:
         """Copy what a row sees into ``out`` [heads, tokens, head_dim]: run by run, or many short ones by index."""
