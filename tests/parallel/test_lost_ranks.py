@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from parallel.tiny_ranks import config, ranked, start
 from realtime_omni.errors import BackendUnavailable, ErrorCode
+from realtime_omni.manager import SessionManager
 from realtime_omni.testing.inline import InlineEngine
 
 
@@ -46,3 +48,20 @@ def test_a_rank_that_is_lost_fails_the_sessions_with_a_code_and_is_seen(how: sig
 def test_a_rank_that_cannot_build_its_part_is_no_team() -> None:
     with pytest.raises(BackendUnavailable, match=r"over 2 ranks|has ended"):
         start(2, 1, arguments=b"nonsense")
+
+
+async def test_a_rank_that_ends_while_nothing_runs_makes_the_server_unhealthy_at_once() -> None:
+    model = start(2, 1)
+    (process,) = ranked(model).processes
+    async with SessionManager(model, config(sp=2)) as manager:
+        session = await manager.create_session(seed=1)
+        await session.next_chunk()
+        assert manager.health().ok
+        os.kill(process, signal.SIGKILL)
+        await asyncio.to_thread(os.waitid, os.P_PID, process, os.WEXITED | os.WNOWAIT)
+        health = manager.health()
+        assert not health.ok
+        assert health.reason == "rank 1 of 2 has ended; start the server again"
+        with pytest.raises(BackendUnavailable):
+            await session.next_chunk()
+        await session.close()
