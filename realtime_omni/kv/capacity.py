@@ -63,7 +63,8 @@ class KVSpec:
     to one frame. ``rewrite_frames``: of the window, how many a tick may write anew beside its block (whole blocks).
     ``scratch_tokens_per_branch`` are tokens beside the frames that are attended to and never committed
     (action registers). ``opening_frames``: with ``reset_at_boundary``, frames of the block that begins a window, where
-    it is shorter than the others.
+    it is shorter than the others. ``layer_windows``: frames that each layer sees beside the sinks, a block's own
+    included, where a layer sees fewer than ``window_frames``; all layers keep the same frames.
     """
 
     num_layers: int
@@ -85,6 +86,7 @@ class KVSpec:
     reset_at_boundary: bool = False
     rewind_blocks: int = 1
     opening_frames: int | None = None
+    layer_windows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("num_kv_heads", "head_dim", "requested_sessions", "dtype_bytes", "max_in_flight"):
@@ -106,6 +108,10 @@ class KVSpec:
             if cache.num_tokens < 1 or (cache.num_kv_heads is not None and cache.num_kv_heads < 1):
                 raise ValueError(f"cross-attention cache {cache.name!r} needs at least one token and one head")
         _ = self.window  # validates the frame counts
+        if self.layer_windows and len(self.layer_windows) != self.num_layers:
+            raise ValueError(f"{len(self.layer_windows)} layer windows for {self.num_layers} layers")
+        if not all(self.frames_per_block <= frames <= self.window_frames for frames in self.layer_windows):
+            raise ValueError(f"layer windows must lie between a block and the window, got {self.layer_windows}")
 
     @classmethod
     def none(cls, *, frames_per_block: int, model_owned_bytes_per_session: int) -> KVSpec:
@@ -124,6 +130,12 @@ class KVSpec:
     def page_size_tokens(self) -> int:
         """Tokens of one page, the default resolved."""
         return self.tokens_per_frame if self.page_tokens is None else self.page_tokens
+
+    @property
+    def window_of_layers(self) -> tuple[int | None, ...]:
+        """Frames that each layer sees beside the sinks, None for one that sees all that is shown to the block."""
+        windows = self.layer_windows or (self.window_frames,) * self.num_layers
+        return tuple(frames if frames < self.window_frames else None for frames in windows)
 
     @property
     def window(self) -> WindowGeometry:

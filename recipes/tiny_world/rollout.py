@@ -49,17 +49,31 @@ class CachedPass(nn.Module):
         new_k, new_v = [], []
         block_tokens = x.shape[1] * self.net.config.tokens_per_frame
         own = valid_BS.new_ones(valid_BS.shape[0], block_tokens)
-        mask = torch.cat((valid_BS, own), dim=1)[:, None, None].expand(-1, 1, block_tokens, -1)
+        behind_BS = self._blocks_behind(frame_index, valid_BS.shape[1] // block_tokens, block_tokens)
+        config = self.net.config
+        masks = {
+            window: torch.cat((valid_BS & (behind_BS < window // config.frames_per_block), own), dim=1)[
+                :, None, None
+            ].expand(-1, 1, block_tokens, -1)
+            for window in {config.window_frames, *config.layer_windows}
+        }
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             new_k.append(k)
             new_v.append(v)
             k = torch.cat((kept_k_LBShd[layer].to(k.dtype), k), dim=1).transpose(1, 2)
             v = torch.cat((kept_v_LBShd[layer].to(v.dtype), v), dim=1).transpose(1, 2)
+            mask = masks[config.layer_windows[layer] if config.layer_windows else config.window_frames]
             return functional.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask).transpose(1, 2)
 
         x0 = self.net(x, t, keys, place, frame_index, attend)
         return x0, torch.stack(new_k), torch.stack(new_v)
+
+    def _blocks_behind(self, frame_index: Tensor, slots: int, block_tokens: int) -> Tensor:
+        """[B, S]: how many blocks before a row's present one each kept token was written, see :class:`KeptRows`."""
+        block = frame_index[:, :1] // self.net.config.frames_per_block
+        behind = (block - 1 - torch.arange(slots, device=block.device)) % slots + 1
+        return behind.repeat_interleave(block_tokens, dim=1)
 
 
 @dataclasses.dataclass

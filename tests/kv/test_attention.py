@@ -47,7 +47,8 @@ class Room:
             self.book.begin(session)
             size = self.spec
             self.dense[session] = [
-                DenseCache(size.sink_frames, size.window_frames, size.tokens_per_frame) for _ in range(size.num_layers)
+                DenseCache(size.sink_frames, window, size.tokens_per_frame)
+                for window in size.layer_windows or (size.window_frames,) * size.num_layers
             ]
 
     def qkv(self, rows: int, tokens: int, q_heads: int = 2):
@@ -102,6 +103,24 @@ def test_sessions_out_of_step_in_one_batch_each_equal_their_own_dense_cache(cach
     room.tick("a", "b")
     for _ in range(6):
         room.tick("a", "b", "c")
+
+
+@pytest.mark.parametrize("cache_history", [True, False])
+@pytest.mark.parametrize(("windows", "page"), [((9, 3), 16), ((6, 9), 39), ((6, 3), 1)])
+def test_layers_of_smaller_windows_equal_dense_caches_of_those(windows, page, cache_history):
+    """Two sessions out of step; the sinks are seen in every layer."""
+    backend = SdpaBackend(cache_history=cache_history)
+    room = Room(dtype=torch.float64, backend=backend, tokens=5, page=page, layer_windows=windows)
+    room.begin("a", "b")
+    room.tick("a")
+    for _ in range(6):
+        room.tick("a", "b")
+
+
+@pytest.mark.parametrize("windows", [(9,), (9, 2), (9, 10)])
+def test_layer_windows_that_fit_no_layer_or_window_are_refused(windows):
+    with pytest.raises(ValueError, match="layer windows"):
+        Room(layer_windows=windows)
 
 
 def test_queries_may_have_more_heads_than_keys():

@@ -56,9 +56,18 @@ class Kernels:
 
 @pytest.mark.req("AC-27")
 @pytest.mark.parametrize(
-    ("tokens", "page", "extra"), [(39, 16, 0), (40, 16, 0), (40, 16, 5), (16, 16, 9), (6, 4, 1), (5, 16, 0)]
+    ("tokens", "page", "extra", "windows"),
+    [
+        (39, 16, 0, ()),
+        (40, 16, 0, ()),
+        (40, 16, 5, ()),
+        (16, 16, 9, ()),
+        (6, 4, 1, ()),
+        (5, 16, 0, ()),
+        (6, 4, 1, (3, 5)),
+    ],
 )
-def test_the_listed_pages_are_exactly_the_visible_tokens(tokens, page, extra):
+def test_the_listed_pages_are_exactly_the_visible_tokens(tokens, page, extra, windows):
     """Nine blocks of two sessions out of step, across sink and window; the numbers equal a dense cache in float64."""
     spec = KVSpec(
         num_layers=2,
@@ -72,11 +81,12 @@ def test_the_listed_pages_are_exactly_the_visible_tokens(tokens, page, extra):
         scratch_tokens_per_branch=extra,
         dtype_bytes=8,
         max_in_flight=2,
+        layer_windows=windows,
     )
     book = KVBook(spec, sessions=2)
     managed = book.pool.statistics().total
     storage = KVStorage(spec, managed + spec.scratch_pages, dtype=torch.float64)
-    dense = {name: [DenseCache(1, 5, tokens) for _ in range(2)] for name in "ab"}
+    dense = {name: [DenseCache(1, window, tokens) for window in windows or (5, 5)] for name in "ab"}
     kernels = Kernels()
     for name in "ab":
         book.begin(name)

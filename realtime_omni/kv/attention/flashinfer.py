@@ -124,7 +124,7 @@ class FlashInferPlan:
         shape = (-1, self._kernel_page, spec.num_kv_heads, spec.head_dim)
         self._k = tuple(pool.view(shape) for pool in storage.k)
         self._v = tuple(pool.view(shape) for pool in storage.v)
-        self._passes: dict[tuple[tuple[int, ...], bool, bool, bool], tuple[Any, Tensor]] = {}
+        self._passes: dict[tuple[tuple[int, ...], bool, bool, bool, int | None], tuple[Any, Tensor]] = {}
         self._written = [0] * len(self._rows)
         self._closed = False
 
@@ -144,7 +144,7 @@ class FlashInferPlan:
         self._check(q, k, v, rows, ahead)
         if ahead and (commit or not all(self._written[row] & 1 << layer for row in rows)):
             raise ValueError("a pass ahead follows the clean pass and commits nothing")
-        wrapper, slots = self._pass(tuple(rows), commit, causal, ahead, q)
+        wrapper, slots = self._pass(tuple(rows), commit, causal, ahead, self._storage.spec.window_of_layers[layer], q)
         self._storage.write_slots(layer, slots, k.flatten(0, 1), v.flatten(0, 1))
         out: Tensor = wrapper.run(q.flatten(0, 1), (self._k[layer], self._v[layer]))
         if commit:
@@ -163,9 +163,11 @@ class FlashInferPlan:
             self._backend.give_wrapper(wrapper)
         self._passes.clear()
 
-    def _pass(self, rows: tuple[int, ...], commit: bool, causal: bool, ahead: bool, q: Tensor) -> tuple[Any, Tensor]:
-        """The planned kernel, and the slots to write, int64 ``[B * T]``; made once per set of rows and kind of pass."""
-        known = self._passes.get((rows, commit, causal, ahead))
+    def _pass(
+        self, rows: tuple[int, ...], commit: bool, causal: bool, ahead: bool, window: int | None, q: Tensor
+    ) -> tuple[Any, Tensor]:
+        """The planned kernel, and the slots to write, int64 ``[B * T]``; made once per set of rows, kind of pass, window."""
+        known = self._passes.get((rows, commit, causal, ahead, window))
         if known is not None:
             return known
         spec = self._storage.spec
@@ -173,9 +175,9 @@ class FlashInferPlan:
         tokens = q.shape[1]
         indptr, last, pages, slots = [0], [], list[int](), list[Tensor]()
         for number in rows:
-            row = self._rows[number]
+            row = self._rows[number].within(window, spec.sink_frames)
             current = row.ahead if ahead else self._targets(row, commit)
-            seen = row.seen_ahead if ahead else row.history
+            seen = row.seen_ahead if ahead else row.seen
             listed = self._kernel_pages((*seen, *current))
             total = sum(frame.tokens for frame in seen) + tokens
             pages.extend(listed[: -(-total // page)])
@@ -197,7 +199,7 @@ class FlashInferPlan:
             kv_data_type=self._storage.dtype,
         )
         planned = (wrapper, torch.cat(slots))
-        self._passes[rows, commit, causal, ahead] = planned
+        self._passes[rows, commit, causal, ahead, window] = planned
         return planned
 
     def _targets(self, row: RowPlan, commit: bool) -> tuple[FrameRef, ...]:

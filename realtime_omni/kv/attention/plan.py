@@ -14,7 +14,7 @@ A model that is shown its block instead of making it (a world seen by cameras) w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from realtime_omni.kv.manager import BranchBlock
@@ -32,7 +32,8 @@ class RowPlan:
 
     ``tokens`` counts everything the row brings to a pass: the tokens of ``frames`` first, then any extra ones (action
     registers), which are attended to and never committed. ``scratch`` and ``extra`` are where a paged kernel may put
-    them, ``ahead`` where it may put those of a pass that looks ahead.
+    them, ``ahead`` where it may put those of a pass that looks ahead. ``window``: frames that are seen at most beside the
+    first ``sinks``, the pass's own included; None: all that is there.
     """
 
     history: tuple[FrameRef, ...]
@@ -41,6 +42,8 @@ class RowPlan:
     extra: tuple[FrameRef, ...]
     tokens: int
     ahead: tuple[FrameRef, ...] = ()
+    window: int | None = None
+    sinks: int = 0
 
     def __post_init__(self) -> None:
         surplus = self.tokens - sum(frame.tokens for frame in self.frames)
@@ -54,15 +57,30 @@ class RowPlan:
         tokens = sum(frame.tokens for frame in block.frames) + extra_tokens
         return cls(block.history, block.frames, block.scratch, block.extra, tokens, block.ahead)
 
+    def within(self, window: int | None, sinks: int) -> RowPlan:
+        """The same row in a layer that sees at most ``window`` frames beside the sinks; None: all of them."""
+        return self if window is None else replace(self, window=window, sinks=sinks)
+
     @property
-    def history_tokens(self) -> int:
-        """Tokens of history that the row sees."""
-        return sum(frame.tokens for frame in self.history)
+    def seen(self) -> tuple[FrameRef, ...]:
+        """What a pass sees beside its own tokens."""
+        return self._newest(self.history)
 
     @property
     def seen_ahead(self) -> tuple[FrameRef, ...]:
-        """What a pass that looks ahead sees beside its own tokens."""
-        return (*self.history, *self.frames)
+        """What a pass that looks ahead sees beside its own tokens, which are a block too."""
+        return self._newest((*self.history, *self.frames))
+
+    @property
+    def history_tokens(self) -> int:
+        """Tokens of history that the row sees."""
+        return sum(frame.tokens for frame in self.seen)
+
+    def _newest(self, before: tuple[FrameRef, ...]) -> tuple[FrameRef, ...]:
+        if self.window is None or not before:
+            return before
+        first = before[-1].index + 1 + len(self.frames) - self.window
+        return tuple(frame for frame in before if frame.index < self.sinks or frame.index >= first)
 
     @property
     def room_ahead(self) -> int:

@@ -7,6 +7,8 @@ pass then copies only its own tokens behind it::
 
     buffer [rows, heads, history | current, head_dim]       gathered once | overwritten by each pass
 
+A layer whose window is smaller (``KVSpec.layer_windows``) gathers that much.
+
 Gathering follows contiguous runs of slots, so a window whose pages lie together costs one copy, and goes by index where
 there are many. The order is always frame order, never page order, so where pages happen to lie cannot change a bit of
 the result.
@@ -51,7 +53,7 @@ class _Row:
     def of(cls, row: RowPlan, storage: KVStorage) -> _Row:
         seen = row.seen_ahead
         return cls(
-            storage.runs(row.history),
+            storage.runs(row.seen),
             row.history_tokens,
             storage.runs(row.frames),
             row.tokens,
@@ -73,6 +75,7 @@ class _Group:
     positions: tuple[int, ...] | None
     history_tokens: int
     ahead: bool
+    window: int | None
 
 
 class Kernel(Protocol):
@@ -131,10 +134,15 @@ class SdpaPlan:
         self._storage = storage
         self._kernel = kernel
         self._cache_history = cache_history
-        self._rows = tuple(_Row.of(row, storage) for row in rows)
-        self._groups: dict[tuple[tuple[int, ...], bool, bool], tuple[_Group, ...]] = {}
-        self._buffers: dict[tuple[int, tuple[int, ...], bool], tuple[Tensor, Tensor]] = {}
-        self._slots: dict[tuple[int, bool], Tensor] = {}
+        spec = storage.spec
+        self._windows = {
+            window: tuple(_Row.of(row.within(window, spec.sink_frames), storage) for row in rows)
+            for window in {None, *spec.window_of_layers}
+        }
+        self._rows = self._windows[None]
+        self._groups: dict[tuple[tuple[int, ...], bool, bool, int | None], tuple[_Group, ...]] = {}
+        self._buffers: dict[tuple[int, tuple[int, ...], bool, int | None], tuple[Tensor, Tensor]] = {}
+        self._slots: dict[tuple[int, bool, int | None], Tensor] = {}
         self._written = [0] * len(self._rows)
         self._closed = False
 
@@ -154,7 +162,8 @@ class SdpaPlan:
         self._check(q, k, v, rows, ahead)
         if ahead:
             self._check_ahead(layer, rows, commit)
-        groups = self._grouped(tuple(rows), alone=q.dtype == torch.float64, ahead=ahead)
+        window = self._storage.spec.window_of_layers[layer]
+        groups = self._grouped(tuple(rows), alone=q.dtype == torch.float64, ahead=ahead, window=window)
         if len(groups) == 1 and groups[0].positions is None:
             out = self._attend_group(layer, groups[0], q, k, v, causal)
         else:
@@ -193,7 +202,7 @@ class SdpaPlan:
 
     def _history(self, layer: int, group: _Group, tokens: int) -> tuple[Tensor, Tensor]:
         """Buffers ``[rows, kv_heads, history + tokens, head_dim]`` with the history part filled."""
-        key = (layer if self._cache_history else -1, group.rows, group.ahead)
+        key = (layer if self._cache_history else -1, group.rows, group.ahead, group.window)
         buffers = self._buffers.get(key)
         if buffers is not None and self._cache_history:
             return buffers
@@ -202,7 +211,7 @@ class SdpaPlan:
             buffers = self._buffers[key] = (self._buffer(like, group, length), self._buffer(like, group, length))
         for buffer, pool in zip(buffers, (self._storage.flat_k[layer], self._storage.flat_v[layer]), strict=True):
             for position, row in enumerate(group.rows):
-                self._gather(row, group.ahead, pool, buffer[position, :, : group.history_tokens])
+                self._gather(row, group, pool, buffer[position, :, : group.history_tokens])
         return buffers
 
     def _buffer(self, like: Tensor, group: _Group, length: int) -> Tensor:
@@ -212,14 +221,15 @@ class SdpaPlan:
             return like.new_empty((rows, length, heads, size), dtype=self._kernel.dtype).transpose(1, 2)
         return like.new_empty((rows, heads, length, size), dtype=self._kernel.dtype)
 
-    def _gather(self, number: int, ahead: bool, pool: Tensor, out: Tensor) -> None:
+    def _gather(self, number: int, group: _Group, pool: Tensor, out: Tensor) -> None:
         """Copy what a row sees into ``out`` [heads, tokens, head_dim]: run by run, or many short ones by index."""
-        runs, _ = self._rows[number].seen(ahead)
+        runs, _ = self._windows[group.window][number].seen(group.ahead)
         if len(runs) > _MANY_RUNS:
-            slots = self._slots.get((number, ahead))
+            key = number, group.ahead, group.window
+            slots = self._slots.get(key)
             if slots is None:
                 each = [slot for start, length in runs for slot in range(start, start + length)]
-                slots = self._slots[number, ahead] = torch.tensor(each, device=pool.device)
+                slots = self._slots[key] = torch.tensor(each, device=pool.device)
             out.copy_(self._kernel.stored(pool.index_select(0, slots)).transpose(0, 1))
             return
         offset = 0
@@ -228,14 +238,14 @@ class SdpaPlan:
             out[:, offset : offset + length].copy_(run.transpose(0, 1))
             offset += length
 
-    def _grouped(self, rows: tuple[int, ...], *, alone: bool, ahead: bool) -> tuple[_Group, ...]:
+    def _grouped(self, rows: tuple[int, ...], *, alone: bool, ahead: bool, window: int | None) -> tuple[_Group, ...]:
         """Rows of equal history length share a call; in float64 every row has its own, so that no bit can differ."""
-        groups = self._groups.get((rows, alone, ahead))
+        groups = self._groups.get((rows, alone, ahead, window))
         if groups is not None:
             return groups
         together: dict[tuple[int, int], list[int]] = {}
         for position, row in enumerate(rows):
-            _, tokens = self._rows[row].seen(ahead)
+            _, tokens = self._windows[window][row].seen(ahead)
             together.setdefault((tokens, position if alone else -1), []).append(position)
         groups = tuple(
             _Group(
@@ -243,10 +253,11 @@ class SdpaPlan:
                 None if len(positions) == len(rows) else tuple(positions),
                 length,
                 ahead,
+                window,
             )
             for (length, _), positions in together.items()
         )
-        self._groups[rows, alone, ahead] = groups
+        self._groups[rows, alone, ahead, window] = groups
         return groups
 
     def _check_ahead(self, layer: int, rows: Sequence[int], commit: bool) -> None:

@@ -313,6 +313,7 @@ def _spec(config: NetworkConfig, fps: float, dtype: torch.dtype) -> ModelSpec:
             frames_per_block=config.frames_per_block,
             window_frames=config.window_frames,
             sink_frames=config.sink_frames,
+            layer_windows=config.layer_windows,
             model_owned_bytes_per_session=(
                 dtype.itemsize * config.frames_per_block * (3 * config.image_size**2 + len(KEYS))
             ),

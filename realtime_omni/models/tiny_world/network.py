@@ -22,6 +22,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,8 @@ class NetworkConfig:
     window_frames: int = 24
     """Frames a query sees at most, its own block included."""
     sink_frames: int = 0
+    layer_windows: tuple[int, ...] = ()
+    """The same for each layer, where some see fewer; empty: all see the window. They may be set after training."""
     num_places: int = 6
     num_keys: int = 8
     context_noise: float = 0.0
@@ -62,8 +65,10 @@ class NetworkConfig:
             raise ValueError("image_size must be a multiple of patch, and patch of 4")
         if self.width % self.heads or (self.width // self.heads) % 8:
             raise ValueError("head_dim must be a multiple of 8")
-        if self.window_frames % self.frames_per_block:
-            raise ValueError("window_frames must be whole blocks")
+        if any(frames % self.frames_per_block for frames in (self.window_frames, *self.layer_windows)):
+            raise ValueError("window_frames and layer_windows must be whole blocks")
+        if self.layer_windows and len(self.layer_windows) != self.layers:
+            raise ValueError(f"{len(self.layer_windows)} layer_windows for {self.layers} layers")
 
     @property
     def grid(self) -> int:
@@ -83,7 +88,8 @@ class NetworkConfig:
     @classmethod
     def from_json(cls, text: str) -> NetworkConfig:
         """Unknown fields are refused (TypeError), absent ones take their default."""
-        return cls(**json.loads(text))
+        fields = json.loads(text)
+        return cls(**fields | {"layer_windows": tuple(fields.get("layer_windows", ()))})
 
     @classmethod
     def load(cls, path: Path) -> NetworkConfig:
@@ -141,16 +147,24 @@ class Layer(nn.Module):
         nn.init.zeros_(self.down.weight)
 
     def forward(self, index: int, x_BFND: Tensor, mod_BF6D: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        B, F, N, D = x_BFND.shape
-        mod = (mod_BF6D + self.modulation_bias).to(x_BFND.dtype)
-        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = mod[:, :, None].unbind(dim=3)
-        h = modulate(self.norm(x_BFND), shift_a, scale_a)
-        qkv = self.qkv(h).view(B, F * N, 3, self.heads, self.head_dim)
-        q, k = rotate(self.unit(qkv[:, :, :2]).float(), cos, sin).to(qkv.dtype).unbind(dim=2)
-        seen = attend(index, q, k, qkv[:, :, 2]).reshape(B, F, N, D)
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulations(mod_BF6D, x_BFND)
+        seen = self.look(index, x_BFND, shift_a, scale_a, cos, sin, attend)
         x_BFND = torch.addcmul(x_BFND, gate_a, self.out(seen))
         h = modulate(self.norm(x_BFND), shift_m, scale_m)
         return torch.addcmul(x_BFND, gate_m, self.down(gelu(self.up(h))))
+
+    def look(
+        self, index: int, x_BFND: Tensor, shift: Tensor, scale: Tensor, cos: Tensor, sin: Tensor, attend: Attend
+    ) -> Tensor:
+        """What attention brings, before its output matrix [B, F, N, D]."""
+        B, F, N, _ = x_BFND.shape
+        qkv = self.qkv(modulate(self.norm(x_BFND), shift, scale)).view(B, F * N, 3, self.heads, self.head_dim)
+        q, k = rotate(self.unit(qkv[:, :, :2]).float(), cos, sin).to(qkv.dtype).unbind(dim=2)
+        return attend(index, q, k, qkv[:, :, 2]).reshape(x_BFND.shape)
+
+    def modulations(self, mod_BF6D: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        """Shift, scale and gate of attention, then of the MLP, each [B, F, 1, D] in the dtype of x."""
+        return (mod_BF6D + self.modulation_bias).to(x.dtype)[:, :, None].unbind(dim=3)
 
     def unit(self, qk: Tensor) -> Tensor:
         """Both norms at once: q and k [B, T, 2, heads, head_dim]. Small tensors cost what their calls cost."""
@@ -217,18 +231,33 @@ class TinyWorldNet(nn.Module):
 
     def commit(self, x: Tensor, t: Tensor, keys: Tensor, place: Tensor, frame_index: Tensor, attend: Attend) -> None:
         """The same pass for its keys and values alone: every layer calls `attend`, no picture is made."""
-        self.trunk(x, t, keys, place, frame_index, attend)
+        self.trunk(x, t, keys, place, frame_index, attend, whole=False)
 
     def trunk(
-        self, x: Tensor, t: Tensor, keys: Tensor, place: Tensor, frame_index: Tensor, attend: Attend
+        self,
+        x: Tensor,
+        t: Tensor,
+        keys: Tensor,
+        place: Tensor,
+        frame_index: Tensor,
+        attend: Attend,
+        *,
+        whole: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """Tokens after the last layer [B, F, N, D] and the condition [B, F, D], for `decode`."""
+        """Tokens after the last layer [B, F, N, D], or without `whole` before it, which then only attends; and the
+        condition [B, F, D], for `decode`."""
         condition = self.condition(t, keys, place)
         h = self.embed(self.patches(x)) + self.condition_in(condition)[:, :, None]
         mod = self.modulation(condition).unflatten(-1, (6, -1))
         cos, sin = self.rope(frame_index)
-        for index, layer in enumerate(self.blocks):
+        *inner, last = cast("list[Layer]", list(self.blocks))
+        for index, layer in enumerate(inner):
             h = layer(index, h, mod, cos, sin, attend)
+        if whole:
+            h = last(len(inner), h, mod, cos, sin, attend)
+        else:
+            shift, scale, *_ = last.modulations(mod, h)
+            last.look(len(inner), h, shift, scale, cos, sin, attend)
         return h, condition
 
     def decode(self, h_BFND: Tensor, condition_BFD: Tensor) -> Tensor:

@@ -78,7 +78,8 @@ class PlainWorld:
     def __init__(self, net: TinyWorldNet, start: torch.Tensor, place: int, seed: int) -> None:
         self.net, self.config, self.seed, self.place = net, net.config, seed, place
         c = net.config
-        self.caches = [DenseCache(c.sink_frames, c.window_frames, c.tokens_per_frame) for _ in range(c.layers)]
+        windows = c.layer_windows or (c.window_frames,) * c.layers
+        self.caches = [DenseCache(c.sink_frames, window, c.tokens_per_frame) for window in windows]
         self.frame = 0
         still = torch.zeros(1, FRAMES, len(KEYS))
         self._write(start.expand(1, FRAMES, -1, -1, -1), still, chunk=-1)
@@ -135,7 +136,9 @@ def held(*keys: str) -> torch.Tensor:
     return vector
 
 
-@pytest.mark.parametrize("changes", [{}, {"sink_frames": 3, "window_frames": 6}, {"context_noise": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"sink_frames": 3, "window_frames": 6}, {"context_noise": 0.1}, {"layer_windows": (3, 9)}], ids=str
+)
 def test_a_rollout_through_the_engine_equals_a_plain_loop_with_dense_attention(
     starts: dict[str, np.ndarray], changes: dict[str, Any]
 ) -> None:
