@@ -38,6 +38,7 @@ class GrowingPlan:
         self._turn = turn
         self._cache = storage.device.type == "cpu" if cache_history is None else cache_history
         self._history = [storage.runs(row.history) for row in rows]
+        self._slots: dict[int, Tensor] = {}
         self._tokens = [row.history_tokens for row in rows]
         self._reserved = [storage.runs(row.frames) for row in rows]
         self._room = [sum(frame.tokens for frame in row.frames) for row in rows]
@@ -86,14 +87,15 @@ class GrowingPlan:
         """Drop the gathered history. Harmless to repeat."""
         self._closed = True
         self._buffers.clear()
+        self._slots.clear()
 
     def _attend_row(self, layer: int, row: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [T, heads, d], k and v [T, kv_heads, d]."""
         tokens, written = len(q), self._written[row][layer]
         before = self._tokens[row] + written
         keys, values = self._gathered(layer, row)
-        keys[:, before : before + tokens].copy_(k.transpose(0, 1))
-        values[:, before : before + tokens].copy_(v.transpose(0, 1))
+        keys[before : before + tokens].copy_(k)
+        values[before : before + tokens].copy_(v)
         self._storage.write(layer, _first(_behind(self._reserved[row], written), tokens), k, v)
         self._written[row][layer] = written + tokens
         mask = None
@@ -102,31 +104,41 @@ class GrowingPlan:
         with fast_kernels(q):
             out = scaled_dot_product_attention(
                 q.transpose(0, 1)[None],
-                keys[None, :, : before + tokens],
-                values[None, :, : before + tokens],
+                keys[: before + tokens].transpose(0, 1)[None],
+                values[: before + tokens].transpose(0, 1)[None],
                 attn_mask=mask,
                 enable_gqa=q.shape[1] != k.shape[1],
             )
         return out[0].transpose(0, 1)
 
     def _gathered(self, layer: int, row: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [kv_heads, history + room, d] with all up to now filled."""
+        """Keys and values [history + room, kv_heads, d] with all up to now filled."""
         known = self._buffers.get((layer, row))
         if known is not None:
             return known
-        spec, like = self._storage.spec, self._storage.flat_k[layer]
-        shape = (spec.num_kv_heads, self._tokens[row] + self._room[row], spec.head_dim)
+        history, like = self._tokens[row], self._storage.flat_k[layer]
+        shape = (history + self._room[row], *like.shape[1:])
         pair = (like.new_empty(shape), like.new_empty(shape))
-        runs = (*self._history[row], *_first(self._reserved[row], self._written[row][layer]))
+        runs = _first(self._reserved[row], self._written[row][layer])
         for buffer, pool in zip(pair, (self._storage.flat_k[layer], self._storage.flat_v[layer]), strict=True):
-            offset = 0
+            if history:
+                torch.index_select(pool, 0, self._history_slots(row), out=buffer[:history])
+            offset = history
             for start, length in runs:
-                buffer[:, offset : offset + length].copy_(pool[start : start + length].transpose(0, 1))
+                buffer[offset : offset + length].copy_(pool[start : start + length])
                 offset += length
-        self._turn(row, pair[0][:, : self._tokens[row]])
+        self._turn(row, pair[0][:history].transpose(0, 1))
         if self._cache:
             self._buffers[layer, row] = pair
         return pair
+
+    def _history_slots(self, row: int) -> Tensor:
+        """Frames that are not full leave gaps, so a history is as many runs as it has frames: it is gathered by index."""
+        slots = self._slots.get(row)
+        if slots is None:
+            each = [slot for start, length in self._history[row] for slot in range(start, start + length)]
+            slots = self._slots[row] = torch.tensor(each, device=self._storage.device)
+        return slots
 
 
 def _first(runs: Sequence[Run], tokens: int) -> tuple[Run, ...]:
