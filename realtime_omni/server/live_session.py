@@ -29,7 +29,7 @@ from realtime_omni.server.incoming import Incoming
 from realtime_omni.server.live_words import Captions
 from realtime_omni.server.outbox import ConnectionEnded
 from realtime_omni.server.outgoing import Outgoing, PromptTransport
-from realtime_omni.server.sound import PCM_24K, SoundDecoder, SoundEncoder, SoundFormat
+from realtime_omni.server.sound import PCM_24K, Landing, SoundDecoder, SoundEncoder, SoundFormat
 from realtime_omni.server.transport import TransportLost
 from realtime_omni.session.frame import AddText, Configure, Directive, Respond, Role, Say, Tool, ToolResult
 from realtime_omni.session.signals import ContextUse, InputTranscript, OutputText, ToolCall
@@ -95,6 +95,7 @@ class LiveSession:
         self._rate = self._voice.spec.output_rate_hz
         self._decoder: SoundDecoder | None = None
         self._encoder: SoundEncoder | None = None
+        self._landing = Landing(self._rate)
         self._reflect_in: SoundDecoder | None = None
         self._reflect_out: SoundEncoder | None = None
         self._fixture: NDArray[np.float32] | None = None
@@ -470,6 +471,7 @@ class LiveSession:
     def _sound(self, samples: NDArray[np.float32], number: int) -> None:
         """One frame, at the place of tick ``number``."""
         assert self._encoder is not None
+        samples = self._landing.smooth(samples)
         reflected = None
         if self.side.sidebands:
             if self._reflect_out is None:

@@ -18,6 +18,10 @@ Encoding: TypeAlias = Literal["pcm16", "pcmu", "pcma"]
 QUALITY = "LQ"
 """Of the resampler: passes 80 % of the band, 12 ms late between 16 and 24 kHz. The higher ones are for music and up to 40 ms
 late, which every answer would be."""
+LANDING_S = 0.005
+"""Too short to be heard as sound, long enough not to click."""
+QUIET = 10 ** (-50 / 20)
+"""A step from below -50 dBFS is not heard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,26 @@ class SoundEncoder:
                 return _encode_a_law(integers).tobytes()
 
 
+class Landing:
+    """A stream that is heard on and on: where sound is cut off, silence begins with 5 ms down from its last sample, because a
+    step clicks. Sound that ends near zero by itself is left as it is."""
+
+    def __init__(self, rate_hz: int) -> None:
+        self._ramp = np.linspace(1.0, 0.0, round(LANDING_S * rate_hz), endpoint=False, dtype=np.float32)
+        self._last = 0.0
+
+    def smooth(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Of float32 [N], one frame after the other; a frame that is changed is another array."""
+        if not samples.size:
+            return samples
+        cut = abs(self._last) > QUIET and not samples.any()
+        if cut:
+            landing = self._ramp[: samples.size] * np.float32(self._last)
+            samples = np.concatenate((landing, samples[landing.size :]))
+        self._last = float(samples[-1])
+        return samples
+
+
 def _resampler(rate_in: int, rate_out: int) -> soxr.ResampleStream | None:
     return None if rate_in == rate_out else soxr.ResampleStream(rate_in, rate_out, 1, "float32", QUALITY)
 
@@ -138,4 +162,4 @@ def _bit_length(values: NDArray[np.int32]) -> NDArray[np.int32]:
 MU_LAW: Final = _mu_law()
 A_LAW: Final = _a_law()
 
-__all__ = ["PCM_24K", "Encoding", "SoundDecoder", "SoundEncoder", "SoundFormat"]
+__all__ = ["PCM_24K", "Encoding", "Landing", "SoundDecoder", "SoundEncoder", "SoundFormat"]

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
-from realtime_omni.server.sound import PCM_24K, SoundDecoder, SoundEncoder, SoundFormat
+from realtime_omni.server.sound import PCM_24K, QUIET, Landing, SoundDecoder, SoundEncoder, SoundFormat
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -60,3 +60,17 @@ def test_resampling_keeps_time_and_does_not_depend_on_the_pieces(rate_in: int, r
     expected = 8000 / 32768 * np.sin(2 * np.pi * 440 * np.arange(shorter) / rate_out)
     middle = slice(rate_out, shorter - rate_out)
     np.testing.assert_allclose(at_once[middle], expected[middle], atol=2e-3)
+
+
+def test_sound_that_is_cut_lands_and_all_else_stays() -> None:
+    time = np.arange(1920) / 24_000
+    tone = (0.5 * np.cos(2 * np.pi * 220 * time)).astype(np.float32)  # ends high
+    silence = np.zeros(1920, np.float32)
+    landing = Landing(24_000)
+    frames = [landing.smooth(frame) for frame in (silence, tone, tone, silence, silence, tone * 0.001, silence)]
+    heard = np.concatenate(frames)
+    assert np.abs(np.diff(heard[2 * 1920 :])).max() < 0.04, "no step larger than the tone's own"
+    assert not heard[3 * 1920 + 120 :][: 1920 - 120].any(), "5 ms later it is silent"
+    for number, sent in ((0, silence), (1, tone), (2, tone), (4, silence), (6, silence)):
+        np.testing.assert_array_equal(frames[number], sent)
+    assert abs(0.001 * tone[-1]) < QUIET
