@@ -200,7 +200,8 @@ class Scene:
 
     def _gives_way(self) -> bool:
         ears = self.state.ears
-        return self._options.yields and ears.speaking and self._end_ms - ears.began_ms >= self._options.yield_after_ms
+        hears = self._options.yields and ears.speaking and self.state.manners.mode != "client"
+        return hears and self._end_ms - ears.began_ms >= self._options.yield_after_ms
 
     def _begin(self) -> None:
         """The responses that wait, until one takes time."""
