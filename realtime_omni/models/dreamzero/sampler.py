@@ -1,11 +1,13 @@
 """The sampler: UniPC (Zhao et al. 2023, arXiv 2302.04867) for flow matching, order two, with its corrector.
 
 Owns the schedule and the arithmetic of a step. Pictures and actions have a solver each; what a solver remembers is a value.
-With ``x_s = (1 - s) x0 + s noise`` and the half log signal-to-noise ratio ``l = log((1 - s) / s)``, a step from level ``s`` to
-``t`` with ``h = l_t - l_s`` and the predictions ``m`` of x0 at ``s`` is (variant B2, prediction of data)::
+With ``x_s = (1 - s) x0 + s noise`` and half the log signal-to-noise ratio ``l_s = log((1 - s) / s)``, a step from level ``s``
+to ``t`` with ``h = l_t - l_s`` and ``r = (l_s' - l_s) / h``, from the predictions ``m`` of x0 at ``s`` and ``m'`` at the level
+``s'`` before it (variant B2; the first and the last step without ``m'``)::
 
-    predict   x_t = t/s x_s - (1 - t) (e^-h - 1) (m + D/2)                      D = (m - m_before) / r-weighted difference
-    correct   the same with the prediction at t itself, before the next step goes on from it
+    predict   x_t = t / s x_s - (1 - t) (e^-h - 1) (m + (m' - m) / 2 r)
+    correct   the same step again once x0 was predicted at ``t``, too: a weighted sum of both differences takes the place of
+              ``(m' - m) / 2 r``; what is predicted next goes on from there
 
 The schedule: N levels of ``linspace(0.999, 0, N + 1)[:-1]`` shifted by ``k s / (1 + (k - 1) s)``, then 0; the network is told
 ``trunc(1000 s)``. Held in the tests to diffusers' ``UniPCMultistepScheduler``.

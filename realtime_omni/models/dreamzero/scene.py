@@ -120,7 +120,7 @@ class Scenes:
         given = None if seen is None else self._robot.canvas(seen.images, *self._size).to(self._vae.device)
         shown = state.shown
         encoder, decoder, window = state.encoder, state.decoder, state.window
-        if start == 0 or window is None:
+        if start == 0:
             picture = self._opening(state, given)
             window, context = self._window(picture)
             decoder = CodecState()
@@ -131,6 +131,7 @@ class Scenes:
         else:
             assert state.imagined is not None
             context = state.imagined
+        assert window is not None
         if given is not None:
             shown = _latest(shown, given)
         prompt = (None if seen is None else seen.prompt) or row.tick.prompt or state.prompt
