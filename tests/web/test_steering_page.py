@@ -3,40 +3,58 @@
 from __future__ import annotations
 
 import shutil
+import wave
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from web.test_talk_page import microphone  # noqa: F401 (a fixture)
+from models.voice.real import needs_weights, spoken
+from web.test_talk_page import RATE, microphone  # noqa: F401 (a fixture)
 from web.world_page import BROWSER_ARGS, PHONE, OpenPage, StartServer, World
 
 pytestmark = pytest.mark.browser
 
+SPOKEN = ("Turn left.", "Make it snow.", "Walk forward.", "Stop.")
 LINES = """puppet:options.lines=['call turn {"direction": "left"}', 'call set_scene {"scene": "dusk"}']"""
 REFUSING = "navigator.mediaDevices.getUserMedia = async () => { throw new DOMException('', 'NotAllowedError'); };"
 
 
 @pytest.fixture(scope="module")
-def browser(chromium: str, microphone: Path) -> Iterator[Any]:  # noqa: F811
-    """One that has a microphone, which asks two questions."""
+def playing(chromium: str) -> Iterator[Any]:
+    """``playing(path)``: a browser whose microphone hears that recording."""
     if shutil.which(chromium) is None:
         pytest.skip(f"no browser: {chromium} is not installed")
     from playwright.sync_api import sync_playwright
 
     fake = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(
-            executable_path=chromium, args=[*BROWSER_ARGS, *fake, f"--use-file-for-fake-audio-capture={microphone}"]
+        yield lambda path: playwright.chromium.launch(
+            executable_path=chromium, args=[*BROWSER_ARGS, *fake, f"--use-file-for-fake-audio-capture={path}"]
         )
-        yield launched
-        launched.close()
+
+
+@pytest.fixture(scope="module")
+def browser(playing: Any, microphone: Path) -> Iterator[Any]:  # noqa: F811
+    """One that has a microphone, which asks two questions."""
+    launched = playing(microphone)
+    yield launched
+    launched.close()
 
 
 @pytest.fixture(scope="module")
 def url(start_server: StartServer) -> str:
     return start_server("null", "puppet", "--set", LINES)
+
+
+def save(path: Path, samples: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(RATE)
+        file.writeframes((samples * 32767).astype("<i2").tobytes())
 
 
 def listening(world: World) -> World:
@@ -92,3 +110,27 @@ def test_a_world_alone_has_no_microphone(open_page: OpenPage, url: str) -> None:
     world = open_page(url, routes={"**/v1/models": without_a_voice})
     world.moves()
     assert world.page.is_hidden("#speak")
+
+
+@needs_weights
+def test_the_embedded_voice_steers_the_embedded_world(playing: Any, start_server: StartServer, tmp_path: Path) -> None:
+    """Said by flite; "stop" is heard as one of several words."""
+    if shutil.which("flite") is None:
+        pytest.skip("flite is not installed")
+    path, pause = tmp_path / "said.wav", np.zeros(5 * RATE, np.float32)
+    parts = [part for text in SPOKEN for part in (pause, spoken("flite", text, tmp_path))]
+    save(path, np.concatenate([*parts, *[pause] * 12]))
+    url = start_server("tiny-world", "voice", timeout_s=120)
+    launched = playing(path)
+    page = launched.new_page()
+    page.goto(url)
+    world = World(page, [])
+    world.moves(timeout_s=60)
+    page.click("#speak")
+    world.wait("s.voice.state === 'live'", 30)
+    world.wait("s.keys.includes('j')", 60)
+    world.wait("s.prompt === 'snow'", 60)
+    world.wait("s.keys.includes('w')", 60)
+    stopped = world.wait("s.keys.length === 0", 25)  # before it stops by itself
+    assert stopped["errors"] == []
+    launched.close()
