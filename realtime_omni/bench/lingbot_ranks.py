@@ -183,13 +183,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     )
     try:
         network = RankedNetwork(share(given, team.mesh), team, compile_layers=args.compile)
+        pictures = args.decoder_device or args.device
         model = LingBot(
             network,
             NoText(config.text_width),
             settings,
             name="lingbot-geometry",
-            vae=random_vae(getattr(torch, args.dtype), args.device) if args.pixels == "wan" else None,
-            tiny=random_tiny_decoder(getattr(torch, args.dtype), args.device) if args.pixels == "tiny" else None,
+            vae=random_vae(getattr(torch, args.dtype), pictures) if args.pixels == "wan" else None,
+            tiny=random_tiny_decoder(getattr(torch, args.dtype), pictures) if args.pixels == "tiny" else None,
             device=team.mesh.device,
             fingerprint="0" * 64,
         )
@@ -317,7 +318,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--keep", help="write the first block's latents here, as .npy")
     parser.add_argument("--against", help="what another run kept")
     parser.add_argument("--fp8", choices=FP8, default="off", help="matrices, or matrices and attention, in eight bits")
-    parser.add_argument("--pixels", choices=("none", "wan", "tiny"), default="none", help="decoded on the first device")
+    parser.add_argument("--pixels", choices=("none", "wan", "tiny"), default="none", help="decoded beside the passes")
+    parser.add_argument("--decoder-device", help="default: the first rank's")
     parser.add_argument("--fp8-tolerance", type=float, default=0.2)
     parser.add_argument("--tolerance", type=float, default=0.1)
     parser.add_argument("--json", action="store_true", help="as JSON (it always is)")

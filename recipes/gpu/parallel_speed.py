@@ -28,6 +28,7 @@ PARTS: dict[int, dict[str, list[str]]] = {
         "sp2_no_overlap": ["--parallel", "sp=2", "--compile", "--no-overlap", "--blocks", "12"],
         "one": ONE,
         "sp2_pixels_tiny": ["--parallel", "sp=2", "--compile", "--pixels", "tiny", "--blocks", "12"],
+        "one_pixels_tiny_elsewhere": [*ONE, "--pixels", "tiny", "--decoder-device", "cuda:1"],
         "sp2_fp8": ["--parallel", "sp=2", "--compile", "--fp8", "linear", "--blocks", "12"],
         "sp2_no_clean_pass": ["--parallel", "sp=2", "--compile", "--no-clean-pass", "--blocks", "12"],
         "sp2_eager": ["--parallel", "sp=2", "--blocks", "8"],

@@ -34,12 +34,14 @@ class Side:
         self._stream = torch.cuda.Stream(device) if cuda else None  # type: ignore[no-untyped-call]
 
     def run(self, work: Callable[[], T], *reads: Tensor) -> T:
-        """Queue ``work``. ``reads``: tensors of the current stream that it reads, which may be freed before it is done."""
+        """Queue ``work``. ``reads``: tensors of the current stream that it reads, which may be freed before it is done. Of
+        those on another device it must read copies (torch's copies between devices wait for both)."""
         if self._stream is None:
             return work()
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         for tensor in reads:
-            tensor.record_stream(self._stream)
+            if tensor.device == self._stream.device:
+                tensor.record_stream(self._stream)
         with torch.cuda.stream(self._stream):
             return work()
 

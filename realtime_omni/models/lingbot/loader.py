@@ -16,7 +16,7 @@ import msgspec
 import torch
 from msgspec import Meta
 
-from realtime_omni.config import Config
+from realtime_omni.config import Config, Device
 from realtime_omni.errors import ConfigError
 from realtime_omni.models.common.wan.checkpoint import Progress, Stored, fingerprint, head_size, part_of, root_of
 from realtime_omni.models.common.wan.ranks import RankedNetwork, WanReplica
@@ -53,6 +53,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a new prompt changes: what is to come; or also how the window remembers what was, computed again under it."""
     pixels: bool = True
     """False: latents only, without an autoencoder."""
+    decoder_device: Device | None = None
+    """Of the autoencoder and the small decoder, where it is not the network's: decoding then takes nothing of its time."""
     vae: str | None = None
     decoder: str | None = None
     """A safetensors file of TAEHV (``taew2_1``): pictures by a small decoder in the place of the autoencoder's."""
@@ -88,16 +90,28 @@ def load(config: Config) -> LingBot:
     if options.prompt_switch == "recache" and config.parallel.ranks > 1:
         raise ConfigError("options.prompt_switch: recache runs on one device only", path="options.prompt_switch")
     folder = _folder(root)
-    dtype = getattr(torch, config.dtype)
     network = _local(config, options, folder) if config.parallel.ranks == 1 else _ranked(config, options, folder)
-    vae = WanVAE.load(part_of(root, options.vae, "vae"), dtype=dtype, device=config.device) if options.pixels else None
+    try:
+        return _with_pictures(network, config, options, root, folder)
+    except BaseException:
+        if isinstance(network, RankedNetwork):
+            network.close()
+        raise
+
+
+def _with_pictures(
+    network: WanTransformer | RankedNetwork, config: Config, options: Options, root: Path, folder: Path
+) -> LingBot:
+    """And with text: what rank 0 has alone."""
+    dtype = getattr(torch, config.dtype)
+    decoder_device = options.decoder_device or config.device
+    vae = WanVAE.load(part_of(root, options.vae, "vae"), dtype=dtype, device=decoder_device) if options.pixels else None
     small = Path(options.decoder).expanduser() if options.pixels and options.decoder is not None else None
-    tiny = None if small is None else TinyDecoder.load(small, dtype=dtype, device=config.device)
+    tiny = None if small is None else TinyDecoder.load(small, dtype=dtype, device=decoder_device)
     texts = root if options.text is None else Path(options.text).expanduser()
-    text = UMT5(texts, dtype=dtype, device=config.device)
     return LingBot(
         network,
-        text,
+        UMT5(texts, dtype=dtype, device=config.device),
         options.settings(),
         vae=vae,
         tiny=tiny,

@@ -135,7 +135,7 @@ class LingBot:
         self._vae = vae
         self._decoder = vae if tiny is None else tiny
         self._device = torch.device(device)
-        self._side = Side(self._device)
+        self._side = Side(self._device if self._decoder is None else self._decoder.device)
         self._dtype = self.network.patches.weight.dtype
         self._levels = sampler.levels(settings.labels, settings.shift, table=settings.table)
         channels = self.network.config.out_channels

@@ -133,3 +133,12 @@ def test_the_image_condition_becomes_constant_and_is_then_what_encoding_on_would
     clip[0] = picture
     at_once, _ = vae.encode(clip, CodecState())
     assert torch.equal(torch.cat((*seen, onward)), at_once)
+
+
+def test_what_a_codec_remembers_goes_to_where_it_computes() -> None:
+    state = CodecState((torch.zeros(2), "Rep", None))
+    assert state.on(torch.device("cpu")) is state
+    moved = state.on(torch.device("meta"))
+    assert isinstance(moved.slots[0], torch.Tensor)
+    assert moved.slots[0].is_meta
+    assert moved.slots[1:] == ("Rep", None)

@@ -83,6 +83,10 @@ class TinyDecoder(nn.Module):
         decoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs forget it
         return decoder.eval().requires_grad_(False)
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
     def slot_shapes(self, height: int, width: int) -> SlotShapes:
         """Of a state after the first frame of pictures of this size."""
         rows, columns = height // SPACE_STRIDE, width // SPACE_STRIDE

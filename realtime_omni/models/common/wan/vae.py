@@ -55,6 +55,12 @@ class CodecState:
     def is_fresh(self) -> bool:
         return not self.slots
 
+    def on(self, device: torch.device) -> CodecState:
+        """Where the codec computes; the same object when it is there."""
+        if all(slot.device == device for slot in self.slots if isinstance(slot, Tensor)):
+            return self
+        return CodecState(tuple(slot.to(device) if isinstance(slot, Tensor) else slot for slot in self.slots))
+
     def equals(self, other: CodecState) -> bool:
         """Bit for bit."""
         return len(self.slots) == len(other.slots) and all(
@@ -211,7 +217,7 @@ def next_condition(
     clip = torch.zeros(count, 3, *size, device=vae.device)
     if condition.encoder.is_fresh and picture is not None:
         clip[0] = picture
-    latents, state = vae.encode(clip, condition.encoder)
+    latents, state = vae.encode(clip, condition.encoder.on(vae.device))
     still = all(torch.equal(latents[0], latent) for latent in latents[1:])
     if still and state.equals(condition.encoder):
         return latents, ImageCondition(CodecState(), latents[:1].clone())

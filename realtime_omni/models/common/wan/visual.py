@@ -174,15 +174,15 @@ def condition_of(
     mask = torch.zeros(F, MASK_CHANNELS, h, w, device=device)
     if picture is not None:
         mask[0] = 1.0
-    return torch.cat((mask, latents), dim=1), following
+    return torch.cat((mask, latents.to(device)), dim=1), following
 
 
 def decoded(decoder: WanVAE | TinyDecoder, visual: Visual, latents: Tensor) -> tuple[Tensor, CodecState]:
-    """uint8 [P, 3, H, W] on the device, of a block's latents [F, C, h, w], and what the decoder remembers then."""
-    before = visual.decoder
+    """uint8 [P, 3, H, W] on the decoder's device, of a block's latents [F, C, h, w], and what the decoder remembers then."""
+    before = visual.decoder.on(decoder.device)
     if before.is_fresh and visual.tail is not None:
-        _, before = decoder.decode(visual.tail, before)
-    pictures, following = decoder.decode(latents, before)
+        _, before = decoder.decode(visual.tail.to(decoder.device), before)
+    pictures, following = decoder.decode(latents.to(decoder.device), before)
     return ((pictures + 1) * 127.5).round().clamp(0, 255).to(torch.uint8), following
 
 
