@@ -31,9 +31,9 @@ def recipe(folder: object, *, window: int = 5, rewind: int = 4, **options: objec
     )
 
 
-def checkpoint(folder: Path, *, talkative: float = 1.0) -> Path:
-    """The golden checkpoint with one layer a network, so that a tick is quick. ``talkative``: how the table of the head is
-    scaled where a unit or a turn ends, so that calls listen, speak and end."""
+def checkpoint(folder: Path, *, talkative: float = 0.0) -> Path:
+    """The golden checkpoint with one layer a network, so that a tick is quick. ``talkative``: how much likelier units
+    listen and end, and turns end, than drawn; 0: as drawn, where turns go on and on."""
     folder.mkdir(parents=True, exist_ok=True)
     source = minicpm() / "minicpm"
     config = json.loads((source / "config.json").read_text())
@@ -43,7 +43,12 @@ def checkpoint(folder: Path, *, talkative: float = 1.0) -> Path:
     shutil.copy(source / "tokenizer.json", folder)
     tensors = {n: t for n, t in load_file(source / "model.safetensors").items() if ".layers.1." not in n}
     words = TokenizerFile(folder).marks
-    for token in (words.listen, words.chunk_eos, words.turn_eos):
-        tensors["llm.lm_head.weight"][token] *= talkative
+    if talkative:
+        for token, factor in (
+            (words.listen, -2 * talkative),
+            (words.chunk_eos, talkative),
+            (words.turn_eos, talkative),
+        ):
+            tensors["llm.lm_head.weight"][token] *= factor  # the signs are those with which this draw listens, too
     save_file(tensors, folder / "model.safetensors")
     return folder
