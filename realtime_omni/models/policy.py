@@ -63,10 +63,12 @@ class PolicySpec:
         if self.cameras and not observation.images:
             raise ArgumentError("at least one picture is needed", code=ErrorCode.IMAGE_INVALID, path="images")
         for name, image in observation.images.items():
-            frames = len(image) if image.ndim == 4 else 1
-            if frames > self.max_frames:
+            if image.ndim == 4 and (self.max_frames == 1 or len(image) > self.max_frames):
+                most = (
+                    "one picture, [H, W, 3], is" if self.max_frames == 1 else f"at most {self.max_frames} pictures are"
+                )
                 raise ArgumentError(
-                    f"images.{name} has {frames} pictures, at most {self.max_frames} are taken",
+                    f"images.{name} is a stack of {len(image)}; {most} taken",
                     code=ErrorCode.IMAGE_INVALID,
                     path=f"images.{name}",
                 )

@@ -141,6 +141,7 @@ def test_a_policy_needs_an_observation_and_a_world_takes_none() -> None:
     ("fields", "path"),
     [
         ({"images": {"top": PICTURE}}, "images.top"),
+        ({"images": {"base_0_rgb": PICTURE[None]}}, "images.base_0_rgb"),
         ({"images": {}}, "images"),
         ({"state": np.zeros(4, np.float32)}, "state"),
         ({"steps": 101}, "steps"),
@@ -163,6 +164,7 @@ def test_what_the_policy_cannot_use_is_refused_and_supersedes_nothing(fields: di
         ({"images": {"base_0_rgb": PICTURE.astype(np.float32)}}, "images.base_0_rgb"),
         ({"images": {"base_0_rgb": PICTURE[..., :2]}}, "images.base_0_rgb"),
         ({"images": {"base_0_rgb": PICTURE[:0]}}, "images.base_0_rgb"),
+        ({"images": {"base_0_rgb": PICTURE[None, None]}}, "images.base_0_rgb"),
         ({"images": {"base_0_rgb": [[0]]}}, "images.base_0_rgb"),
         ({"state": np.zeros(3)}, "state"),
         ({"state": np.zeros((3, 1), np.float32)}, "state"),
