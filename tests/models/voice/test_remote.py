@@ -416,7 +416,9 @@ def test_samples_keep_the_pauses_inside_and_drop_those_around():
 
 
 def test_a_part_is_one_line_of_the_recipe(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(loading, "missing", lambda *_: ())
+    fetched = []
+    monkeypatch.setattr(loading, "missing", lambda _, wheels: [w for w in wheels if w.project not in fetched])
+    monkeypatch.setattr(loading, "fetch", lambda _, wheels, **__: fetched.extend(w.project for w in wheels))
     for name in ("VoiceActivity", "EndOfTurn"):
         monkeypatch.setattr(loading, name, lambda *files: files)
     for name in ("Recognizer", "Synthesizer", "Language"):
@@ -429,6 +431,7 @@ def test_a_part_is_one_line_of_the_recipe(monkeypatch, tmp_path, caplog):
     }
     made = load_parts(tmp_path, Config(model="voice", options=options).options_as(VoiceOptions))
     assert (made.recognize, made.say, made.skills) == (None, None, False)
+    assert fetched == ["pipecat-ai"], "weights that nobody needs are not fetched"
     assert made.language.calls_tools
     made.close()
     options["language"] = line | {"key_env": "NO_SUCH_KEY"}
