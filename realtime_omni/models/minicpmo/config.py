@@ -82,7 +82,6 @@ _TALKER_FIXED: Mapping[str, object] = {
     "projector_type": "mlp",
     "condition_type": "hidden_text_merge",
     "num_vq": 1,
-    "normalize_projected_hidden": True,
     "hidden_act": "silu",
 }
 

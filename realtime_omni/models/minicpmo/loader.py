@@ -14,13 +14,15 @@ import torch
 from msgspec import Meta
 
 from realtime_omni.errors import ConfigError, ErrorCode, OmniError
-from realtime_omni.models.minicpmo.config import read_config
+from realtime_omni.models.minicpmo.config import Config45, read_config
 from realtime_omni.models.minicpmo.ears import Ears
 from realtime_omni.models.minicpmo.model import MiniCPMO
 from realtime_omni.models.minicpmo.mouth import Vocoder
 from realtime_omni.models.minicpmo.network import Language
 from realtime_omni.models.minicpmo.sampling import CODES, TEXT, CodeChance, TextChance
 from realtime_omni.models.minicpmo.settings import Settings
+from realtime_omni.models.minicpmo.sizes import unit_tokens
+from realtime_omni.models.minicpmo.state import MOST_UNITS
 from realtime_omni.models.minicpmo.talker import Talker
 from realtime_omni.models.minicpmo.vocabulary import TokenizerFile
 from realtime_omni.models.minicpmo.voices import read_voices, tokens_of
@@ -67,7 +69,9 @@ def load(config: Config) -> MiniCPMO:
         raise ConfigError("options.checkpoint must be a folder with MiniCPM-o's files", path="options.checkpoint")
     sizes = read_config(folder)
     settings = settings_of(options, config)
+    check_window(config, sizes, settings)
     words = TokenizerFile(folder)
+    vocoder = open_vocoder(options, folder, config.device)
     with torch.device("meta"):
         language = Language(sizes.language, sizes.vocab_size)
         ears = Ears(sizes.ears, sizes.language.hidden_size)
@@ -78,11 +82,10 @@ def load(config: Config) -> MiniCPMO:
     dtype = getattr(torch, config.dtype)
     load_networks(checkpoint, language, ears, talker, dtype=dtype, device=config.device)
     sounds = read_voices(folder / options.voices)
-    vocoder = open_vocoder(options, folder, config.device)
     used = [*checkpoint.files, folder / "tokenizer.json", *sorted((folder / options.voices).glob("*.wav"))]
     decides = replace(settings, rewind_units=0)  # how far a call may go back decides nothing of how it goes on
     parts = (repr((sizes, decides, config.dtype)), vocoder.fingerprint)
-    model = MiniCPMO(
+    return MiniCPMO(
         sizes,
         language,
         ears,
@@ -94,8 +97,6 @@ def load(config: Config) -> MiniCPMO:
         device=config.device,
         fingerprint=fingerprint(used, *parts),
     )
-    check_window(config, model, sizes.language.max_position_embeddings)
-    return model
 
 
 def settings_of(options: MiniCPMOOptions, config: Config) -> Settings:
@@ -118,17 +119,19 @@ def settings_of(options: MiniCPMOOptions, config: Config) -> Settings:
     )
 
 
-def check_window(config: Config, model: MiniCPMO, positions: int) -> None:
+def check_window(config: Config, sizes: Config45, settings: Settings) -> None:
     """Raises ConfigError where a call would see more than the language model reads, or its prompt would slide away."""
-    kv = model.spec.kv
     if config.kv.sink_frames is not None:
         raise ConfigError(
             "what stays of a call is its prompt: options.prompt_tokens says how long", path="kv.sink_frames"
         )
-    tokens = (kv.sink_frames + kv.window_frames) * kv.tokens_per_frame
-    if tokens > positions or kv.window_frames > model.most_units:
+    _, most = unit_tokens(sizes, settings)
+    tokens = (-(-settings.prompt_tokens // most) + settings.window_units) * most
+    positions, units = sizes.language.max_position_embeddings, MOST_UNITS - settings.rewind_units
+    if tokens > positions or settings.window_units > units:
         raise ConfigError(
-            f"prompt and window may have {tokens} tokens; the model reads {positions}, and {model.most_units} units",
+            f"prompt and window may have {tokens} tokens in {settings.window_units} seconds; "
+            f"the model reads {positions}, and {units} seconds",
             path="kv.window_frames",
         )
 

@@ -223,11 +223,6 @@ class MiniCPMO(DuplexBase):
     def fingerprint(self) -> str:
         return self._fingerprint
 
-    @property
-    def most_units(self) -> int:
-        """Of a window: so many lengths does a state keep."""
-        return saved.MOST_UNITS - self._settings.rewind_units
-
     # ------------------------------------------------------------------ the prompt
 
     def _owed(self, state: CallState) -> Tensor:
