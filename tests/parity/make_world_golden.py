@@ -12,8 +12,8 @@ attention is chosen, which it does not do on a CPU. LingBot's two attention func
 replaced by torch's attention in float32. Everything else is FastVideo's.
 
 Each network is tiny, with weights drawn from a seed under the names of a checkpoint; ``weights.json`` keeps names, shapes and
-seed, ``answers.safetensors`` what the network answered: a rollout of five blocks over the end of its window, a pass over
-noise and the clean pass over another block. Inputs are drawn from seeds, by :func:`inputs` in ``world_inputs.py``.
+seed, ``answers.safetensors`` what the network answered: a rollout of five blocks over the end of its window, for each the flow
+of a pass over noise, after which a clean pass over another block becomes history. Inputs: ``world_inputs.py``.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def matrix_game() -> tuple[dict[str, list[int]], dict[str, Tensor]]:
                     num_frame_per_block=world.frames,
                     **caches,
                 )
-            trace[f"{what}.{number}"] = flow[0].transpose(0, 1).float()
+            trace |= {f"{number}": flow[0].transpose(0, 1).float()} if what == "noise" else {}
     return shapes, trace
 
 
@@ -268,7 +268,7 @@ def lingbot() -> tuple[dict[str, list[int]], dict[str, Tensor]]:
                 current_start=start * tokens,
                 frame_seqlen=tokens,
             )[0]
-            trace[f"{what}.{number}"] = flow.transpose(0, 1).float()
+            trace |= {f"{number}": flow.transpose(0, 1).float()} if what == "noise" else {}
     return shapes, trace
 
 
