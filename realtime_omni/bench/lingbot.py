@@ -1,7 +1,8 @@
 """LingBot-World's real dimensions with random weights, in process: what a block costs, without a checkpoint.
 
     realtime-omni bench world --model lingbot-geometry --json [--scale full|small|tiny] [--device cuda] [--dtype bfloat16]
-        [--blocks 20] [--compile] [--fp8 off|linear|linear_attention] [--pixels none|wan|tiny] [--sessions 1] [--max-batch 1]
+        [--blocks 20] [--compile] [--graphs] [--fp8 off|linear|linear_attention] [--pixels none|wan|tiny] [--sessions 1]
+        [--max-batch 1]
 
 Through the engine: pages, sink and window, commits; no server, no encoder. Imports torch, numpy and msgspec; diffusers for
 Wan's own decoder. ``recipes/gpu/lingbot_speed.py`` runs everything that the recipe's page tells, in one process.
@@ -176,7 +177,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     scale, dtype = SCALES[args.scale], getattr(torch, args.dtype)
     settings = replace(scale.settings, clean_pass=not args.no_clean_pass)
     network = random_network(scale.network, dtype=dtype, device=args.device)
-    model = random_model(network, settings, device=args.device, pixels=args.pixels, dtype=dtype)
+    model = random_model(network, settings, device=args.device, pixels=args.pixels, dtype=dtype, graphs=args.graphs)
     keep_gathered = not args.gather_each_pass
     config = config_for(args.device, args.dtype, args.sessions, keep_gathered=keep_gathered, max_batch=args.max_batch)
     wrong: list[str] = []
@@ -267,6 +268,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--blocks", type=int, default=20)
     parser.add_argument("--eager-blocks", type=int, default=0, help="also measure so many without a compiler")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--graphs", action="store_true", help="replay passes over full windows as CUDA graphs")
     parser.add_argument("--fp8", choices=FP8, default="off", help="matrices, or matrices and attention, in eight bits")
     parser.add_argument("--pixels", choices=("none", "wan", "tiny"), default="none")
     parser.add_argument("--sessions", type=int, default=1)

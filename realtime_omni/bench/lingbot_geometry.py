@@ -111,7 +111,13 @@ def random_tiny_decoder(dtype: torch.dtype, device: str) -> TinyDecoder:
 
 
 def random_model(
-    network: WanTransformer, settings: Settings, *, device: str, pixels: str = "none", dtype: torch.dtype
+    network: WanTransformer,
+    settings: Settings,
+    *,
+    device: str,
+    pixels: str = "none",
+    dtype: torch.dtype,
+    graphs: bool = False,
 ) -> LingBot:
     """``pixels``: ``none``, ``wan`` (narrower beside a narrow network) or ``tiny``."""
     width = 96 if network.config.heads > 2 else 8
@@ -122,6 +128,7 @@ def random_model(
         name="lingbot-geometry",
         vae=random_vae(dtype, device, width=width) if pixels == "wan" else None,
         tiny=random_tiny_decoder(dtype, device) if pixels == "tiny" else None,
+        graphs=graphs,
         device=device,
         fingerprint="0" * 64,
     )

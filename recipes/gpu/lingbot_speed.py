@@ -10,7 +10,7 @@ bits. Parts in order of worth, each on its own so that one failure hides no othe
 ``full``      the 14B model: block 0 without a compiler; compiled: latents, no clean pass, pixels, the first chunk of a session,
               the most expensive kernels; the same with matrices and then with attention in eight bits, and their errors.
 ``two``       two resident worlds.
-``small``     the 1.3B geometry at 4 + 1 and 2 + 1 passes: latents, the small decoder, Wan's.
+``small``     the 1.3B geometry at 4 + 1 and 2 + 1 passes, as CUDA graphs: latents, the small decoder, Wan's.
 ``vae``       Wan's decoder alone, in several ways.
 ``batch``     the same network at 1,560 and 4,680 tokens a pass, 1 to 8 sessions.
 ``contract``  a tiny network in float32: the same latents as on the CPU over a rolling window, reset, eviction, exact metadata,
@@ -113,12 +113,22 @@ class Parts:
 class World:
     """One network in one engine, whose sessions go on while what it runs with changes."""
 
-    def __init__(self, parts: Parts, scale: str, settings: Settings, *, sessions: int, pixels: str, max_batch: int = 1):
+    def __init__(
+        self,
+        parts: Parts,
+        scale: str,
+        settings: Settings,
+        *,
+        sessions: int,
+        pixels: str,
+        max_batch: int = 1,
+        graphs: bool = False,
+    ) -> None:
         self.parts = parts
         self.geometry = SCALES[scale].network
         self.settings = settings
         self.network: WanTransformer = random_network(self.geometry, dtype=parts.dtype, device=parts.device)
-        self.sessions, self.max_batch = sessions, max_batch
+        self.sessions, self.max_batch, self.graphs = sessions, max_batch, graphs
         self.fp8 = "off"
         self.open(pixels)
 
@@ -128,7 +138,7 @@ class World:
         self.settings = settings or self.settings
         self.close()
         self.model: LingBot = random_model(
-            self.network, self.settings, device=parts.device, pixels=pixels, dtype=parts.dtype
+            self.network, self.settings, device=parts.device, pixels=pixels, dtype=parts.dtype, graphs=self.graphs
         )
         config = config_for(parts.device, parts.args.dtype, self.sessions, keep_gathered=True, max_batch=self.max_batch)
         self.engine = InlineEngine(self.model, config)
@@ -386,7 +396,7 @@ def small(parts: Parts) -> None:
     held: dict[str, World] = {}
 
     def begin() -> dict[str, Any]:
-        world = held["world"] = World(parts, scale, settings, sessions=1, pixels="tiny")
+        world = held["world"] = World(parts, scale, settings, sessions=1, pixels="tiny", graphs=True)
         world.speed_up()
         return row("4 + 1 passes, tiny decoder", settings, PICTURES)
 
@@ -404,6 +414,18 @@ def small(parts: Parts) -> None:
     parts.part("small 4 + 1 passes, tiny decoder", 35, begin)
     if "world" not in held:
         return
+
+    def without_graphs() -> dict[str, Any]:
+        world = held["world"]
+        world.graphs = False
+        try:
+            world.open("tiny", settings)
+            return row("tiny", settings, PICTURES)
+        finally:
+            world.graphs = True
+            world.close()
+
+    parts.part("small 4 + 1 passes, tiny decoder, without graphs", 10, without_graphs)
     parts.part("small 4 + 1 passes, latents", 8, lambda: row("latents", settings, LATENTS))
     parts.part("small 2 + 1 passes, tiny decoder", 8, lambda: row("tiny", two, PICTURES))
     parts.part("small 2 + 1 passes, latents", 8, lambda: row("latents", two, LATENTS))
@@ -430,7 +452,7 @@ def batch(parts: Parts) -> None:
     held: dict[str, World] = {}
 
     def begin() -> None:
-        world = held["world"] = World(parts, scale, settings, sessions=8, pixels="none", max_batch=8)
+        world = held["world"] = World(parts, scale, settings, sessions=8, pixels="none", max_batch=8, graphs=True)
         world.speed_up(dynamic=True)
 
     def row(frames: int, sessions: int) -> dict[str, Any]:

@@ -142,6 +142,7 @@ class SdpaPlan:
         self._rows = self._windows[None]
         self._groups: dict[tuple[tuple[int, ...], bool, bool, int | None], tuple[_Group, ...]] = {}
         self._buffers: dict[tuple[int, tuple[int, ...], bool, int | None], tuple[Tensor, Tensor]] = {}
+        self._lent: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
         self._slots: dict[tuple[int, bool, int | None], Tensor] = {}
         self._written = [0] * len(self._rows)
         self._closed = False
@@ -173,10 +174,38 @@ class SdpaPlan:
                 at = list(group.positions)
                 out[at] = self._attend_group(layer, group, q[at], k[at], v[at], causal)
         if commit:
-            for position, row in enumerate(rows):
-                self._storage.write(layer, self._rows[row].reserved, k[position], v[position])
-                self._written[row] |= 1 << layer
+            self.write(layer, k, v, rows=rows)
         return out
+
+    def write(self, layer: int, k: Tensor, v: Tensor, *, rows: Sequence[int]) -> None:
+        """What ``attend(commit=True)`` does beside attending: k, v [B, T, kv_heads, head_dim] become the rows' block."""
+        for position, row in enumerate(rows):
+            self._storage.write(layer, self._rows[row].reserved, k[position], v[position])
+            self._written[row] |= 1 << layer
+
+    def full_window(self, rows: Sequence[int]) -> tuple[int, int] | None:
+        """Tokens of history and of a pass, where these rows have the same of both and see as much as their window ever shows;
+        None otherwise, in float64, whose rows are computed one by one, and where layers have windows of their own. Memory of such a shape can be used again and
+        again: :meth:`new_history`, :meth:`gather_into`."""
+        spec = self._storage.spec
+        most = (spec.sink_frames + spec.window_frames - spec.frames_per_block) * spec.tokens_per_frame
+        shapes = {(self._rows[row].history_tokens, self._rows[row].tokens) for row in rows}
+        if len(shapes) != 1 or self._storage.dtype == torch.float64 or len(self._windows) > 1:
+            return None
+        (shape,) = shapes
+        return shape if shape[0] == most > 0 else None
+
+    def new_history(self, rows: int, length: int) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Of every layer, memory for keys and values of so many rows and tokens, history and a pass together."""
+        pools = self._storage.flat_k
+        return tuple((self._buffer(like, rows, length), self._buffer(like, rows, length)) for like in pools)
+
+    def gather_into(self, rows: Sequence[int], history: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Copy what the rows see into memory of :meth:`new_history`, which ``attend`` of these rows uses from now on."""
+        (group,) = self._grouped(tuple(rows), alone=False, ahead=False, window=None)
+        for layer, buffers in enumerate(history):
+            self._fill(layer, group, buffers)
+            self._lent[layer, group.rows] = buffers
 
     def complete(self, row: int) -> bool:
         """See ``AttentionPlan.complete``."""
@@ -186,6 +215,7 @@ class SdpaPlan:
         """Drop the gathered history."""
         self._closed = True
         self._buffers.clear()
+        self._lent.clear()
         self._slots.clear()
 
     def _attend_group(self, layer: int, group: _Group, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -202,21 +232,26 @@ class SdpaPlan:
 
     def _history(self, layer: int, group: _Group, tokens: int) -> tuple[Tensor, Tensor]:
         """Buffers ``[rows, kv_heads, history + tokens, head_dim]`` with the history part filled."""
+        if not group.ahead and (lent := self._lent.get((layer, group.rows))) is not None:
+            return lent
         key = (layer if self._cache_history else -1, group.rows, group.ahead, group.window)
         buffers = self._buffers.get(key)
         if buffers is not None and self._cache_history:
             return buffers
         if buffers is None:
-            like, length = self._storage.flat_k[layer], group.history_tokens + tokens
-            buffers = self._buffers[key] = (self._buffer(like, group, length), self._buffer(like, group, length))
+            like, number, length = self._storage.flat_k[layer], len(group.rows), group.history_tokens + tokens
+            buffers = self._buffers[key] = (self._buffer(like, number, length), self._buffer(like, number, length))
+        self._fill(layer, group, buffers)
+        return buffers
+
+    def _fill(self, layer: int, group: _Group, buffers: tuple[Tensor, Tensor]) -> None:
         for buffer, pool in zip(buffers, (self._storage.flat_k[layer], self._storage.flat_v[layer]), strict=True):
             for position, row in enumerate(group.rows):
                 self._gather(row, group, pool, buffer[position, :, : group.history_tokens])
-        return buffers
 
-    def _buffer(self, like: Tensor, group: _Group, length: int) -> Tensor:
+    def _buffer(self, like: Tensor, rows: int, length: int) -> Tensor:
         """[rows, kv_heads, length, head_dim]; on a GPU in the pools' order of tokens and heads, so that copies are plain."""
-        rows, heads, size = len(group.rows), self._storage.spec.num_kv_heads, self._storage.spec.head_dim
+        heads, size = self._storage.spec.num_kv_heads, self._storage.spec.head_dim
         if like.is_cuda:
             return like.new_empty((rows, length, heads, size), dtype=self._kernel.dtype).transpose(1, 2)
         return like.new_empty((rows, heads, length, size), dtype=self._kernel.dtype)

@@ -61,6 +61,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: str | None = None
     """Folders of ``tokenizer`` and ``text_encoder``, and ``vae`` of the autoencoder, where the checkpoint brings none."""
     compile: bool = False
+    graphs: bool = False
+    """Replay passes over full windows as CUDA graphs: for networks so small that launching their kernels takes longer than
+    computing them. The window's memory then is taken for good. Not on several ranks."""
     fp8: bool = False
     """The layers' matrices in eight bits, quantised while they are loaded; for attention see ``kv.fp8_attention``."""
     head_dim: Annotated[int, Meta(ge=6, le=512)] | None = None
@@ -115,6 +118,7 @@ def _with_pictures(
         options.settings(),
         vae=vae,
         tiny=tiny,
+        graphs=options.graphs,
         device=config.device,
         fingerprint=fingerprint(folder, repr(options.settings()), config.dtype, *_variants(options.fp8, small)),
     )

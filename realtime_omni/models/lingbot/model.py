@@ -40,6 +40,7 @@ from realtime_omni.models.common.keys import OverriddenKeyReducer
 from realtime_omni.models.common.noise import block_noise
 from realtime_omni.models.common.side import OnHost, Pace, Side
 from realtime_omni.models.common.wan import sampler
+from realtime_omni.models.common.wan.graphs import GraphedNetwork
 from realtime_omni.models.common.wan.network import LocalNetwork, Network
 from realtime_omni.models.common.wan.ranks import RankedNetwork
 from realtime_omni.models.common.wan.text import TOKENS, TextEncoder
@@ -112,7 +113,7 @@ class Settings:
 
 class LingBot:
     """The model. ``vae`` None: no condition beside an empty one, and latents only. ``tiny``: decodes in its place, or without
-    one."""
+    one. ``graphs``: replay passes over full windows (not on several ranks)."""
 
     def __init__(
         self,
@@ -123,13 +124,14 @@ class LingBot:
         name: str = "lingbot-world",
         vae: WanVAE | None = None,
         tiny: TinyDecoder | None = None,
+        graphs: bool = False,
         device: torch.device | str = "cpu",
         fingerprint: str = "",
     ) -> None:
         self.ranks = network if isinstance(network, RankedNetwork) else None
         self.network = (network.transformer if isinstance(network, RankedNetwork) else network).eval()
         self.network.requires_grad_(False)
-        self._passes: Network = self.ranks or LocalNetwork(self.network)
+        self._passes: Network = self.ranks or (GraphedNetwork if graphs else LocalNetwork)(self.network)
         self.settings = settings
         self._text = text
         self._vae = vae

@@ -56,17 +56,17 @@ class LocalNetwork:
     """All of it in this process."""
 
     def __init__(self, transformer: WanTransformer) -> None:
-        self._transformer = transformer
+        self.transformer = transformer
 
     @property
     def kv_heads(self) -> int:
-        return self._transformer.config.heads
+        return self.transformer.config.heads
 
     def text(self, features: Tensor) -> tuple[KeysValues, ...]:
-        return text_of_row(self._transformer, features)
+        return text_of_row(self.transformer, features)
 
     def camera(self, pictures: Tensor) -> tuple[KeysValues, ...]:
-        return self._transformer.camera_cache(pictures)
+        return self.transformer.camera_cache(pictures)
 
     def flow(
         self,
@@ -80,7 +80,7 @@ class LocalNetwork:
         rows: tuple[int, ...],
         commit: bool,
     ) -> Tensor:
-        return forward(self._transformer, latents, timestep, frames, texts, camera, attention, rows=rows, commit=commit)
+        return forward(self.transformer, latents, timestep, frames, texts, camera, attention, rows=rows, commit=commit)
 
 
 def text_of_row(transformer: WanTransformer, features: Tensor) -> tuple[KeysValues, ...]:

@@ -1,0 +1,213 @@
+"""Passes of a Wan network as CUDA graphs: a small network costs the device's time, not the interpreter's.
+
+A pass of the 1.3B network launches a thousand kernels of some ten microseconds each, and the process that launches them one by
+one is what a session waits for. Here a pass is recorded once its window is full, for as many rows as it has, and replayed from
+then on: a pass that only denoises, and one that also yields what becomes history. Everything else runs plainly: windows
+that are filling, rows of different histories, float64, and the first pass of a size, in which libraries choose kernels.
+
+Owns the graphs and their buffers: inputs, gathered history, what a clean pass yields. Nothing of a session: buffers are filled
+for every tick. On the CPU the same buffers are filled and the same work runs without a graph, so tests see all but the
+capture. Results are those of :class:`~realtime_omni.models.common.wan.network.LocalNetwork`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from realtime_omni.kv.attention.sdpa import SdpaPlan
+from realtime_omni.models.base import BlockAttention
+from realtime_omni.models.common.conditioning import stacked
+from realtime_omni.models.common.wan.network import LocalNetwork
+from realtime_omni.models.common.wan.transformer import KeysValues, WanTransformer
+
+MOST = 4
+"""Sizes that are kept, each with its gathered history; beyond it the one that was used least recently goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """What a graph is for."""
+
+    rows: int
+    history_tokens: int
+    tokens: int
+    latents: torch.Size
+    text: torch.Size
+    camera: bool
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """One kind of pass: ``run`` computes ``flow`` and fills ``written`` from the buffers of its size."""
+
+    run: Callable[[], None]
+    flow: Tensor
+    written: list[tuple[Tensor, Tensor]]
+    """Of every layer, keys and values [B, T, heads, head_dim]; empty in a pass that only denoises."""
+
+
+@dataclass(slots=True)
+class _Buffers:
+    """Of one size. ``plan`` and ``rows``: whose history is in them, of the tick that runs."""
+
+    latents: Tensor
+    timestep: Tensor
+    frames: Tensor
+    texts: tuple[KeysValues, ...]
+    camera: tuple[KeysValues, ...] | None
+    history: tuple[KeysValues, ...]
+    plan: SdpaPlan | None = None
+    rows: tuple[int, ...] = ()
+    sources: tuple[object, ...] = ()
+    """What texts and camera were copied from; held, so that nothing else can have its identity."""
+    passes: dict[bool, _Recorded] = field(default_factory=dict)
+
+
+class GraphedNetwork(LocalNetwork):
+    """See the module. For one thread."""
+
+    def __init__(self, transformer: WanTransformer) -> None:
+        super().__init__(transformer)
+        self._sizes: dict[_Size, _Buffers] = {}
+        self._seen: set[_Size] = set()
+
+    @property
+    def recorded(self) -> int:
+        """Kinds of passes that are replayed."""
+        return sum(len(buffers.passes) for buffers in self._sizes.values())
+
+    def flow(
+        self,
+        latents: Tensor,
+        timestep: float,
+        frames: Sequence[int],
+        texts: Sequence[tuple[KeysValues, ...]],
+        camera: tuple[KeysValues, ...] | None,
+        attention: BlockAttention,
+        *,
+        rows: tuple[int, ...],
+        commit: bool,
+    ) -> Tensor:
+        """See ``Network.flow``."""
+        size = self._size(latents, texts, camera, attention, rows)
+        if size is None or size not in self._seen:
+            if size is not None:
+                self._seen.add(size)
+            return super().flow(latents, timestep, frames, texts, camera, attention, rows=rows, commit=commit)
+        assert isinstance(attention, SdpaPlan)
+        buffers = self._filled(size, latents, timestep, frames, texts, camera, attention, rows)
+        recorded = buffers.passes.get(commit)
+        if recorded is None:
+            recorded = buffers.passes[commit] = self._record(buffers, commit=commit)
+        recorded.run()
+        for layer, (k, v) in enumerate(recorded.written):
+            attention.write(layer, k, v, rows=rows)
+        return recorded.flow.clone()
+
+    def _size(
+        self,
+        latents: Tensor,
+        texts: Sequence[tuple[KeysValues, ...]],
+        camera: tuple[KeysValues, ...] | None,
+        attention: BlockAttention,
+        rows: tuple[int, ...],
+    ) -> _Size | None:
+        """None: not a pass that is recorded."""
+        if not isinstance(attention, SdpaPlan):
+            return None
+        seen = attention.full_window(rows)
+        if seen is None:
+            return None
+        history_tokens, tokens = seen
+        return _Size(len(rows), history_tokens, tokens, latents.shape, texts[0][0][0].shape, camera is not None)
+
+    def _filled(
+        self,
+        size: _Size,
+        latents: Tensor,
+        timestep: float,
+        frames: Sequence[int],
+        texts: Sequence[tuple[KeysValues, ...]],
+        camera: tuple[KeysValues, ...] | None,
+        plan: SdpaPlan,
+        rows: tuple[int, ...],
+    ) -> _Buffers:
+        """The size's buffers with everything that this pass reads."""
+        buffers = self._sizes.pop(size, None)
+        if buffers is None:
+            if len(self._sizes) == MOST:
+                self._seen.discard(oldest := next(iter(self._sizes)))
+                del self._sizes[oldest]
+            buffers = _buffers(latents, texts, camera, plan, size)
+        self._sizes[size] = buffers  # the most recently used is last
+        buffers.latents.copy_(latents)
+        buffers.timestep.fill_(timestep)
+        for row, first in enumerate(frames):
+            torch.arange(first, first + latents.shape[1], out=buffers.frames[row])
+        sources = (*texts, camera)
+        if len(sources) != len(buffers.sources) or any(
+            a is not b for a, b in zip(sources, buffers.sources, strict=True)
+        ):
+            _copy(buffers.texts, stacked(texts))
+            if camera is not None:
+                assert buffers.camera is not None
+                _copy(buffers.camera, camera)
+            buffers.sources = sources
+        if buffers.plan is not plan or buffers.rows != rows:
+            plan.gather_into(rows, buffers.history)
+            buffers.plan, buffers.rows = plan, rows
+        return buffers
+
+    def _record(self, buffers: _Buffers, *, commit: bool) -> _Recorded:
+        written: list[tuple[Tensor, Tensor]] = []
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            assert buffers.plan is not None
+            if commit:
+                written.append((k, v))
+            return buffers.plan.attend(layer, q, k, v, rows=buffers.rows, commit=False)
+
+        def work() -> Tensor:
+            written.clear()
+            flow: Tensor = self.transformer(
+                buffers.latents, buffers.timestep, buffers.frames, buffers.texts, attend, camera=buffers.camera
+            )
+            return flow
+
+        if not buffers.latents.is_cuda:
+            flow = work()
+            return _Recorded(lambda: _redo(work, flow), flow, written)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            flow = work()
+        return _Recorded(graph.replay, flow, written)
+
+
+def _redo(work: Callable[[], Tensor], flow: Tensor) -> None:
+    """What a replay is on the CPU."""
+    flow.copy_(work())
+
+
+def _buffers(
+    latents: Tensor,
+    texts: Sequence[tuple[KeysValues, ...]],
+    camera: tuple[KeysValues, ...] | None,
+    plan: SdpaPlan,
+    size: _Size,
+) -> _Buffers:
+    return _Buffers(
+        torch.empty_like(latents),
+        torch.empty(size.rows, device=latents.device),
+        torch.empty(size.rows, latents.shape[1], dtype=torch.int64, device=latents.device),
+        tuple((k.clone(), v.clone()) for k, v in stacked(texts)),
+        None if camera is None else tuple((scale.clone(), shift.clone()) for scale, shift in camera),
+        plan.new_history(size.rows, size.history_tokens + size.tokens),
+    )
+
+
+def _copy(into: tuple[KeysValues, ...], source: tuple[KeysValues, ...]) -> None:
+    torch._foreach_copy_([part for pair in into for part in pair], [part for pair in source for part in pair])
