@@ -184,9 +184,10 @@ class SdpaPlan:
             self._written[row] |= 1 << layer
 
     def full_window(self, rows: Sequence[int]) -> tuple[int, int] | None:
-        """Tokens of history and of a pass, where these rows have the same of both and see as much as their window ever shows;
-        None otherwise, in float64, whose rows are computed one by one, and where layers have windows of their own. Memory of such a shape can be used again and
-        again: :meth:`new_history`, :meth:`gather_into`."""
+        """Tokens of history and of a pass, where these rows have the same of both and see as much as their window ever shows.
+        Memory of such a shape can be used again and again: :meth:`new_history`, :meth:`gather_into`.
+
+        None otherwise, and in float64, whose rows are computed one by one, and where layers have windows of their own."""
         spec = self._storage.spec
         most = (spec.sink_frames + spec.window_frames - spec.frames_per_block) * spec.tokens_per_frame
         shapes = {(self._rows[row].history_tokens, self._rows[row].tokens) for row in rows}
