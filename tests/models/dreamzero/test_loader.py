@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.dreamzero.tiny import CONFIG, MeanColours, seen, tiny_network
+from models.dreamzero.tiny import CONFIG, MeanColours, PatchVAE, seen, tiny_network
 from models.lingbot.tiny import HashedText, tiny_vae
 from models.wan.native import native
 from realtime_omni.config import Config
@@ -117,6 +117,12 @@ def encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Wan's autoencoder, which takes a second to be made."""
+    monkeypatch.setattr(loader.WanVAE, "load", lambda *_, **__: PatchVAE())
+
+
 def configured(root: Path, wan: Path, **options: Any) -> Config:
     given = OPTIONS | {"checkpoint": str(root), "encoders": str(wan)} | options
     return Config(model="dreamzero", options=given)
@@ -144,6 +150,7 @@ def test_the_weights_arrive_and_the_model_acts(checkpoint: Path, encoders: Path)
     assert chunk.artifacts["frames"].data.shape == (8, 3, 32, 64)
 
 
+@pytest.mark.usefixtures("light")
 def test_relative_channels_follow_the_states_own_order(checkpoint: Path, encoders: Path) -> None:
     model = loader.load(configured(checkpoint, encoders, state_keys=["gripper_position", "joint_position"]))
     assert model.robot.relative == (1, 2, 3, None)
@@ -240,6 +247,7 @@ def test_tensors_that_do_not_fit_are_named(
         loader.load(configured(checkpoint, encoders))
 
 
+@pytest.mark.usefixtures("light")
 def test_the_same_checkpoint_has_the_same_fingerprint_and_other_statistics_another(
     checkpoint: Path, encoders: Path
 ) -> None:
