@@ -197,13 +197,15 @@ class Flights:
             flight.alone = True
 
     def _advance(self, run: TickRun) -> bool:
-        members = [flight for flight in self if flight.run is run]
+        members = [flight for flight in self._flights.values() if flight.run is run]
+        together = len(members)
         began_s, stage = self._clock.now_s(), run.stage
         more = run.advance()
-        self.progress_at_s = self._clock.now_s()
-        spent_s = self.progress_at_s - began_s
+        self.progress_at_s = now_s = self._clock.now_s()
+        spent_s = now_s - began_s
         for flight in members:
             flight.model_s += spent_s
             flight.stages_s[stage] = flight.stages_s.get(stage, 0.0) + spent_s
-            flight.together = max(flight.together, len(members))
+            if together > flight.together:
+                flight.together = together
         return more

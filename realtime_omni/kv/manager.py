@@ -143,7 +143,7 @@ class KVBook:
         it is unknown; nothing has changed then. Moves the session to the most recently used end.
         """
         tables = self._tables[session]
-        count = self.spec.window.block_frames(tables[0].completed) if frames is None else frames
+        count = tables[0].geometry.block_frames(tables[0].completed) if frames is None else frames
         if session in self._open:
             raise ValueError(f"session {session!r} has a block in flight")
         if not 1 <= count <= self.spec.frames_per_block:
