@@ -132,6 +132,7 @@ async def test_a_barge_in_ends_the_response_and_the_next_one_starts(rewinds: boo
         assert line.text.endswith("I hear you.")
 
 
+@pytest.mark.req("AC-43")
 async def test_a_response_that_waits_is_cancelled_and_the_one_that_runs_is_heard_to_its_end() -> None:
     async with lines() as (line,):
         await line.frame(Say("x", "one two three four"), Say("y", "five"))

@@ -71,7 +71,6 @@ def pcm(samples):
 # ---------------------------------------------------------------------- the language model
 
 
-@pytest.mark.req("AC-41")
 def test_a_question_is_answered_by_the_endpoint_which_reads_the_conversation(stub, web):
     stub.answers[CHAT] = says("It is ", "Paris. ", "It is old.")
     talk = talk_with(language=chat(web, stub, body={"temperature": 0.2, "max_tokens": None}))
