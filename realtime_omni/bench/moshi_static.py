@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from realtime_omni.models.moshi.mimi import Mimi
 from realtime_omni.models.moshi.network import MoshiLM
@@ -130,8 +129,23 @@ class Calls:
 
 
 def attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """One query per head, q [B, H, 1, d], over ``keys`` and ``values`` [B, H, T, d]."""
-    return scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+    """One query per head, q [B, H, 1, d], over ``keys`` and ``values`` [B, H, T, d]; ``mask`` bool [B, 1, 1, T].
+
+    Two products, which read keys and values once. torch's own choice on an H200 is a tenth faster (0.93 of the memory's
+    speed against 0.83), but in a graph it gave other tokens than outside of one."""
+    scores = _scores(q, keys) * q.shape[-1] ** -0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    weights = torch.softmax(scores, dim=-1).to(values.dtype)
+    return torch.bmm(weights.flatten(0, 1), values.flatten(0, 1)).view(q.shape)
+
+
+def _scores(q: Tensor, keys: Tensor) -> Tensor:
+    """float32 [B, H, 1, T]: rounded to bfloat16 they would move weights by percents."""
+    left, right = q.flatten(0, 1), keys.flatten(0, 1).transpose(1, 2)
+    if q.is_cuda and q.dtype != torch.float32:
+        return torch.bmm(left, right, out_dtype=torch.float32).view(*q.shape[:3], -1)
+    return torch.bmm(left.float(), right.float()).view(*q.shape[:3], -1)
 
 
 class Side:

@@ -15,10 +15,11 @@ from torch.nn import functional
 from models.vla import tiny
 from models.vla.test_serving import FAMILIES, actions, build, joined, serve
 from realtime_omni.engine import commands as c
+from realtime_omni.models.common.vla import graphs as captured
 from realtime_omni.models.common.vla.attention import PrefixKV
 from realtime_omni.models.common.vla.decoder import gelu
 from realtime_omni.models.common.vla.flow import Velocity
-from realtime_omni.models.common.vla.graphs import GraphStages, compile_layers, fuse, open_stages
+from realtime_omni.models.common.vla.graphs import GraphStages, biased, compile_layers, fuse, masked, open_stages
 from realtime_omni.models.common.vla.network import FlowNetwork, PolicyInputs, encode, picture_features, sample
 from realtime_omni.models.common.vla.stages import Stages
 from realtime_omni.session.values import SessionId
@@ -91,6 +92,23 @@ def test_a_step_of_any_rows_is_the_plain_step(graphs: GraphStages, per_action: b
             ours = velocity(graphs, rows, [kvs[i] for i in chosen])(x, t)
             theirs = velocity(plain, rows, [kvs[i] for i in chosen])(x, t)
         assert gap(ours, theirs) <= 1e-5
+
+
+def test_a_step_with_the_fused_kernel_is_the_plain_step(graphs: GraphStages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured, "FUSED_ROWS", 1)
+    plain, x, t = Stages(graphs.network, CPU), tiny.noise(3, seed=1), torch.rand(3)
+    kvs = prefixes(plain, ROWS)
+    with torch.no_grad():
+        assert gap(velocity(graphs, ROWS, kvs)(x, t), velocity(plain, ROWS, kvs)(x, t)) <= 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_both_fused_kernels_are_one_function() -> None:
+    """Two key heads, ten queries each, keys that are not there."""
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(3, 2, tokens, 16, generator=generator) for tokens in (10, 7, 7))
+    bias = torch.zeros(3, 1, 7).masked_fill_(torch.arange(7) >= torch.tensor([7, 4, 1])[:, None, None], -torch.inf)
+    assert gap(biased(q, k, v, bias), masked(q, k, v, bias)) <= 1e-6
 
 
 def test_two_groups_take_turns_on_one_graph(graphs: GraphStages) -> None:
