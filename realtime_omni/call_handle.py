@@ -143,9 +143,9 @@ class Call:
 
     def listen(self, listener: Callable[[], None] | None) -> None:
         """Instead of :meth:`outputs`, for one reader that has no task of its own: ``listener``, which must not raise, is called
-        when there may be something new to read (``duplex.read``). For a tick that is at once: a task's turn for each of
-        a thousand ticks a second would be a tenth of all work. For anything else it is in the loop's next round, so never in
-        the middle of what the reader does to the call."""
+        when there may be something new to read (``duplex.read``). For a tick that is at once, without a task's turn for each
+        of a thousand a second. For anything else it is in the loop's next round, so never in the middle of what the reader
+        does to the call."""
         self._listener = listener
 
     async def close(self, reason: str = "client") -> None:
