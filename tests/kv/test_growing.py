@@ -40,14 +40,16 @@ class Bench:
         for name in self.held:
             self.book.begin(name)
 
-    def plan(self, cached: bool) -> tuple[GrowingPlan, list[object]]:
+    def plan(self, cached: bool, together: bool = False) -> tuple[GrowingPlan, list[object]]:
         blocks = [self.book.plan_block(name) for name in self.held]
         rows = []
         for block, lengths in zip(blocks, self.held.values(), strict=True):
             row = RowPlan.of(block.branches[0])
             history = tuple(FrameRef(f.index, f.pages, lengths[f.index]) for f in row.history)
             rows.append(RowPlan(history, row.frames, row.scratch, row.extra, row.tokens))
-        return GrowingPlan(rows, self.storage, turn=lambda row, keys: None, cache_history=cached), list(blocks)
+        return GrowingPlan(
+            rows, self.storage, turn=lambda row, keys: None, cache_history=cached, together=together
+        ), list(blocks)
 
 
 def _draw(tokens: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,12 +67,13 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, tokens: int) -> Tensor:
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_pieces_are_one_pass_over_all_that_was_written(cached: bool) -> None:
+@pytest.mark.parametrize("together", [True, False])
+def test_pieces_are_one_pass_over_all_that_was_written(cached: bool, together: bool) -> None:
     """Three frames of several lengths, one of them empty, in pieces; rows leave a pass and come back."""
     bench = Bench()
     written: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {"a": [], "b": []}
     for number, pieces in enumerate(([(0, 3), (1, 3), (0, 1)], [(1, 2)], [(0, 4), (0, 2), (1, 7)])):
-        plan, blocks = bench.plan(cached)
+        plan, blocks = bench.plan(cached, together)
         tokens = {"a": 0, "b": 0}
         for place, (row, count) in enumerate(pieces):
             name = "ab"[row]
@@ -95,6 +98,35 @@ def test_pieces_are_one_pass_over_all_that_was_written(cached: bool) -> None:
             keys, _ = bench.storage.read(0, [frame])
             assert not bool(keys[length:].any())
             assert length == 0 or bool(keys[:length].any())
+
+
+def test_rows_that_share_a_kernel_are_what_they_are_alone() -> None:
+    """Of different lengths, in passes of both, of one, and of both in the other order."""
+    bench, got = Bench(), {}
+    for number, count in enumerate((5, 3)):
+        plan, blocks = bench.plan(True)
+        for row, name in enumerate(bench.held):
+            q, k, v = _draw(count - row, number)
+            for layer in range(LAYERS):
+                plan.attend(layer, q[layer][None], k[layer][None], v[layer][None], rows=[row])
+            bench.held[name].append(count - row)
+        plan.finish([0, 1])
+        for block in blocks:
+            bench.book.commit(block)  # type: ignore[arg-type]
+    drawn = [_draw(2, 70), _draw(1, 71), _draw(3, 72)]
+    for together in (True, False):
+        plan, blocks = bench.plan(True, together)
+        outs = []
+        for (q, k, v), rows in zip(drawn, ([0, 1], [1], [1, 0]), strict=True):
+            for layer in range(LAYERS):
+                stacked = [torch.stack([x[layer] * (1 + row) for row in rows]) for x in (q, k, v)]
+                outs.append(plan.attend(layer, *stacked, rows=rows))
+        got[together] = outs
+        plan.close()
+        for block in blocks:
+            bench.book.rollback(block)  # type: ignore[arg-type]
+    for one, two in zip(got[True], got[False], strict=True):
+        assert float((one - two).abs().max()) <= 1e-5
 
 
 def test_a_frame_has_no_room_for_more_and_a_finished_row_for_none() -> None:

@@ -5,13 +5,15 @@ unit that is reserved, evicted and saved; it holds *at most* ``tokens_per_frame`
 the model's to know (its state says so); slots behind them are zero and are never read.
 
 Owns: contiguous copies of each row's history, and how far each row has come. Must not know: sessions, positions, rotary
-conventions. A row attends alone, so no row's result depends on another. Causal: a token sees its row's history, what the tick
-wrote before it, and itself.
+conventions. Causal: a token sees its row's history, what the tick wrote before it, and itself. On a GPU the rows of a pass
+share one kernel, padded to the longest and masked; elsewhere, and in float64, each row attends alone, so that no bit of its
+result depends on another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,17 +28,41 @@ Turn = Callable[[int, Tensor], None]
 newest are gone, keys must be turned to stand at their new distance."""
 
 
+_ALL = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the tokens of one pass go: ``rows`` [B] and ``columns`` [B, T] of the buffers, ``slots`` [B * T] of the pools; what
+    each sees, ``mask`` [all rows, 1, T, length]."""
+
+    rows: Tensor
+    columns: Tensor
+    slots: Tensor
+    mask: Tensor
+    all_rows: bool
+
+
 class GrowingPlan:
     """One tick's attention over rows that grow. Not to be used after ``close``."""
 
     def __init__(
-        self, rows: Sequence[RowPlan], storage: KVStorage, *, turn: Turn, cache_history: bool | None = None
+        self,
+        rows: Sequence[RowPlan],
+        storage: KVStorage,
+        *,
+        turn: Turn,
+        cache_history: bool | None = None,
+        together: bool | None = None,
     ) -> None:
         """``rows``: the history's frames with the tokens that they hold, the block's with all that they can.
-        ``cache_history``: see :class:`~realtime_omni.kv.attention.sdpa.SdpaBackend`."""
+        ``cache_history``: see :class:`~realtime_omni.kv.attention.sdpa.SdpaBackend`. ``together``: rows share a kernel;
+        None: on a GPU."""
         self._storage = storage
         self._turn = turn
         self._cache = storage.device.type == "cpu" if cache_history is None else cache_history
+        shared = storage.device.type == "cuda" if together is None else together
+        self._together = shared and storage.dtype != torch.float64
         self._history = [storage.runs(row.history) for row in rows]
         self._slots: dict[int, Tensor] = {}
         self._tokens = [row.history_tokens for row in rows]
@@ -45,6 +71,7 @@ class GrowingPlan:
         layers = storage.spec.num_layers
         self._written = [[0] * layers for _ in rows]
         self._buffers: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._places: tuple[tuple[tuple[int, ...], tuple[int, ...], int], _Places] | None = None
         self._finished: set[int] = set()
         self._closed = False
 
@@ -63,6 +90,8 @@ class GrowingPlan:
                 raise ValueError(
                     f"row {row} has {self._written[row][layer]} of {self._room[row]} tokens; no room for {tokens}"
                 )
+        if self._together:
+            return self._attend_together(layer, q, k, v, tuple(rows))
         out = torch.empty_like(q)
         for position, row in enumerate(rows):
             out[position] = self._attend_row(layer, row, q[position], k[position], v[position])
@@ -88,6 +117,60 @@ class GrowingPlan:
         self._closed = True
         self._buffers.clear()
         self._slots.clear()
+        self._places = None
+
+    def _attend_together(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[int, ...]) -> Tensor:
+        """q [B, T, heads, d], k and v [B, T, kv_heads, d]."""
+        written = tuple(self._written[row][layer] for row in rows)
+        key = (rows, written, q.shape[1])
+        if self._places is None or self._places[0] != key:  # the layers of a pass share them
+            self._places = (key, self._placed(*key))
+        at = self._places[1]
+        keys, values = self._stacked(layer)
+        keys[at.rows[:, None], at.columns] = k
+        values[at.rows[:, None], at.columns] = v
+        self._storage.write_slots(layer, at.slots, k.flatten(0, 1), v.flatten(0, 1))
+        for row, before in zip(rows, written, strict=True):
+            self._written[row][layer] = before + q.shape[1]
+        whole = q if at.all_rows else q.new_zeros(len(self._tokens), *q.shape[1:]).index_copy_(0, at.rows, q)
+        length = at.mask.shape[-1]
+        with fast_kernels(q):
+            out = scaled_dot_product_attention(
+                whole.transpose(1, 2),
+                keys[:, :length].transpose(1, 2),
+                values[:, :length].transpose(1, 2),
+                attn_mask=at.mask,
+                enable_gqa=q.shape[2] != k.shape[2],
+            ).transpose(1, 2)
+        return out if at.all_rows else out[at.rows]
+
+    def _placed(self, rows: tuple[int, ...], written: tuple[int, ...], tokens: int) -> _Places:
+        device = self._storage.device
+        before = [self._tokens[row] + w for row, w in zip(rows, written, strict=True)]
+        index = torch.tensor(rows, device=device)
+        columns = torch.tensor(before, device=device)[:, None] + torch.arange(tokens, device=device)
+        runs = [_first(_behind(self._reserved[row], w), tokens) for row, w in zip(rows, written, strict=True)]
+        slots = [slot for row in runs for start, length in row for slot in range(start, start + length)]
+        length = max(before) + tokens
+        mask = torch.ones(len(self._tokens), tokens, length, dtype=torch.bool, device=device)
+        mask[index] = torch.arange(length, device=device) <= columns[..., None]
+        every = rows == tuple(range(len(self._tokens)))
+        return _Places(index, columns, torch.tensor(slots, device=device), mask[:, None], every)
+
+    def _stacked(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [rows, longest history + room, kv_heads, d] of all rows, zero where nothing is."""
+        known = self._buffers.get((layer, _ALL))
+        if known is not None:
+            return known
+        like = self._storage.flat_k[layer]
+        longest = max(history + room for history, room in zip(self._tokens, self._room, strict=True))
+        shape = (len(self._tokens), longest, *like.shape[1:])
+        pair = (like.new_zeros(shape), like.new_zeros(shape))
+        for row in range(len(self._tokens)):
+            self._fill(layer, row, (pair[0][row], pair[1][row]))
+        if self._cache:
+            self._buffers[layer, _ALL] = pair
+        return pair
 
     def _attend_row(self, layer: int, row: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [T, heads, d], k and v [T, kv_heads, d]."""
@@ -116,9 +199,17 @@ class GrowingPlan:
         known = self._buffers.get((layer, row))
         if known is not None:
             return known
-        history, like = self._tokens[row], self._storage.flat_k[layer]
-        shape = (history + self._room[row], *like.shape[1:])
+        like = self._storage.flat_k[layer]
+        shape = (self._tokens[row] + self._room[row], *like.shape[1:])
         pair = (like.new_empty(shape), like.new_empty(shape))
+        self._fill(layer, row, pair)
+        if self._cache:
+            self._buffers[layer, row] = pair
+        return pair
+
+    def _fill(self, layer: int, row: int, pair: tuple[Tensor, Tensor]) -> None:
+        """A row's history and what the tick has written of it, from the beginning of ``pair``."""
+        history = self._tokens[row]
         runs = _first(self._reserved[row], self._written[row][layer])
         for buffer, pool in zip(pair, (self._storage.flat_k[layer], self._storage.flat_v[layer]), strict=True):
             if history:
@@ -128,9 +219,6 @@ class GrowingPlan:
                 buffer[offset : offset + length].copy_(pool[start : start + length])
                 offset += length
         self._turn(row, pair[0][:history].transpose(0, 1))
-        if self._cache:
-            self._buffers[layer, row] = pair
-        return pair
 
     def _history_slots(self, row: int) -> Tensor:
         """Frames that are not full leave gaps, so a history is as many runs as it has frames: it is gathered by index."""

@@ -276,14 +276,17 @@ class MiniCPMO(DuplexBase):
             length: int = facts.lengths[frame - facts.frames]
             return length
 
+        ahead: dict[int, tuple[Tensor, Tensor]] = {}
+
         def turn(number: int, keys: Tensor) -> None:
             facts: Facts = batch.row(number).state.facts
             gone = facts.tokens - keys.shape[1]
             if gone:
-                size = self.config.language
-                ahead = turns(torch.tensor(gone, device=keys.device), size.head_dim, size.rope_theta)
+                if number not in ahead:  # the layers share it
+                    size, place = self.config.language, torch.tensor(gone, device=keys.device)
+                    ahead[number] = turns(place, size.head_dim, size.rope_theta)
                 prompt = keys[:, : self._prompts.tokens(facts.prompt)]
-                prompt.copy_(rotate(prompt, ahead))
+                prompt.copy_(rotate(prompt, ahead[number]))
 
         return batch.growing(held, turn)
 

@@ -90,52 +90,55 @@ class Talker(nn.Module):
 
     def _pass(self, room: _Room, rows: Sequence[int], x_BTD: Tensor) -> Tensor:
         """Hidden states [B, D] after the last of T."""
-        starts = torch.tensor([room.ends[row] for row in rows], device=x_BTD.device)
-        positions = starts[:, None] + torch.arange(x_BTD.shape[1], device=x_BTD.device)
-        hidden: Tensor = self.decoder(x_BTD, positions, lambda layer, q, k, v: room.attend(layer, q, k, v, rows))
-        room.advance(rows, x_BTD.shape[1])
+        positions = room.place(rows, x_BTD.shape[1])
+        hidden: Tensor = self.decoder(x_BTD, positions, room.attend)
         return hidden[:, -1]
 
 
 class _Room:
-    """Keys and values of several rows that grow, [L, 2, H, n, d] each, with room for a unit."""
+    """Keys and values of several rows that grow, [L, 2, R, n, H, d], with room for a unit; rows share a kernel, masked."""
 
     def __init__(self, config: DecoderConfig, lines: Sequence[Line]) -> None:
-        self.ends = [line.position for line in lines]
-        self._begins = list(self.ends)
+        self._begins = [line.position for line in lines]
+        self._ends = list(self._begins)
         self._pasts = [line.past for line in lines]
-        self._rows: list[Tensor] = []
-        for line in lines:
-            shape = (line.position + len(line.condition) + CODES, config.head_dim)
-            row = line.condition.new_empty(config.num_hidden_layers, 2, config.num_key_value_heads, *shape)
+        longest = max(line.position + len(line.condition) + CODES for line in lines)
+        shape = (config.num_hidden_layers, 2, len(lines), longest, config.num_key_value_heads, config.head_dim)
+        self._both = lines[0].condition.new_zeros(shape)
+        for row, line in enumerate(lines):
             if line.past:
-                row[..., : line.position, :] = torch.cat(line.past, dim=2).transpose(2, 3)
-            self._rows.append(row)
+                self._both[:, :, row, : line.position] = torch.cat(line.past, dim=2)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: Sequence[int]) -> Tensor:
-        out = torch.empty_like(q)
-        tokens = q.shape[1]
-        for place, row in enumerate(rows):
-            before = self.ends[row]
-            both = self._rows[row][layer]
-            both[0, :, before : before + tokens] = k[place].transpose(0, 1)
-            both[1, :, before : before + tokens] = v[place].transpose(0, 1)
-            keys, values = both[:, None, :, : before + tokens]
-            mask = None
-            if tokens > 1:
-                mask = torch.ones(tokens, before + tokens, dtype=torch.bool, device=q.device).tril(before)
-            out[place] = scaled_dot_product_attention(
-                q[place].transpose(0, 1)[None], keys, values, attn_mask=mask, enable_gqa=q.shape[2] != k.shape[2]
-            )[0].transpose(0, 1)
-        return out
-
-    def advance(self, rows: Sequence[int], tokens: int) -> None:
+    def place(self, rows: Sequence[int], tokens: int) -> Tensor:
+        """Make room for the next tokens of the named rows; returns their positions [B, T]."""
+        device, count = self._both.device, len(self._begins)
+        self._every = list(rows) == list(range(count))
+        self._rows = torch.tensor(list(rows), device=device)
+        starts = torch.tensor([self._ends[row] for row in rows], device=device)
+        self._columns = starts[:, None] + torch.arange(tokens, device=device)
         for row in rows:
-            self.ends[row] += tokens
+            self._ends[row] += tokens
+        self._length = max(self._ends[row] for row in rows)
+        seen = torch.arange(self._length, device=device) <= self._columns[..., None]
+        mask = torch.ones(
+            count, tokens, self._length, dtype=torch.bool, device=device
+        )  # rows that do not run see anything
+        self._mask = mask.index_copy_(0, self._rows, seen)[:, None]
+        return self._columns
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        for side, new in enumerate((k, v)):
+            self._both[layer, side][self._rows[:, None], self._columns] = new
+        keys, values = self._both[layer, :, :, : self._length].transpose(2, 3)
+        whole = q if self._every else q.new_zeros(len(self._begins), *q.shape[1:]).index_copy_(0, self._rows, q)
+        out = scaled_dot_product_attention(
+            whole.transpose(1, 2), keys, values, attn_mask=self._mask, enable_gqa=q.shape[2] != k.shape[2]
+        ).transpose(1, 2)
+        return out if self._every else out[self._rows]
 
     def remembered(self) -> list[Past]:
         """The rows' pasts with what was written as one part more."""
         return [
-            (*past, row[..., begin:end, :].transpose(2, 3).clone(memory_format=torch.contiguous_format))
-            for past, row, begin, end in zip(self._pasts, self._rows, self._begins, self.ends, strict=True)
+            (*past, self._both[:, :, row, begin:end].clone(memory_format=torch.contiguous_format))
+            for row, (past, begin, end) in enumerate(zip(self._pasts, self._begins, self._ends, strict=True))
         ]
