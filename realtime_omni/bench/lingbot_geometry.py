@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from realtime_omni.config import Config, EngineSection, KVSection, SessionSection
 from realtime_omni.errors import ArgumentError
+from realtime_omni.float8 import to_e4m3
 from realtime_omni.kv.attention.fp8 import Fp8Kernel
 from realtime_omni.kv.attention.sdpa import TorchKernel
 from realtime_omni.models.common.fp8 import Fp8Linear
@@ -194,7 +195,8 @@ def rates(
     eight = None if fp8 == "off" else Fp8Linear(b, None)
     q = torch.randn(1, config.heads, tokens, config.head_dim, device=device, dtype=dtype)
     kernel = Fp8Kernel(device) if fp8 == "linear_attention" else TorchKernel()
-    k = kernel.stored(torch.randn(1, config.heads, seen, config.head_dim, device=device, dtype=dtype))
+    k = torch.randn(1, seen, config.heads, config.head_dim, device=device, dtype=dtype).transpose(1, 2)
+    k = k if kernel.dtype is None else to_e4m3(k)
     return {
         "linear": 2.0
         * tokens

@@ -65,6 +65,7 @@ from realtime_omni.bench.lingbot_geometry import (
     rates,
     synchronize,
 )
+from realtime_omni.float8 import to_e4m3
 from realtime_omni.kv.attention.fp8 import Fp8Kernel
 from realtime_omni.kv.attention.sdpa import TorchKernel
 from realtime_omni.models.common.wan.transformer import WanTransformer
@@ -202,13 +203,19 @@ def finite(walks: Sequence[Walk]) -> dict[str, Any]:
     return {"finite": all(bool(np.isfinite(block).all()) for each in walks for block in each.latents)}
 
 
-def has_diffusers() -> bool:
+def diffusers_fault() -> str | None:
+    """Why Wan's own decoder is not there; None: it is."""
     try:
         import diffusers
 
-        return hasattr(diffusers, "AutoencoderKLWan")
-    except Exception:
-        return False
+        diffusers.AutoencoderKLWan  # noqa: B018 - it is imported when it is looked up
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:600]
+    return None
+
+
+def has_diffusers() -> bool:
+    return diffusers_fault() is None
 
 
 # ---------------------------------------------------------------------------------------------------------------- rates
@@ -231,7 +238,7 @@ def attention_error(parts: Parts) -> dict[str, Any]:
         )
         kernel = Fp8Kernel(parts.device)
         exact = TorchKernel()(q, k, v, None).float()
-        got = kernel(q, kernel.stored(k).contiguous(), kernel.stored(v).contiguous(), None).float()
+        got = kernel(q, to_e4m3(k), to_e4m3(v), None).float()
         found[f"{tokens} x {seen}"] = round(float((got - exact).norm() / exact.norm()), 4)
     plans = getattr(getattr(kernel, "_cudnn", None), "_plans", {})
     return {"error": found, "out": [str(plan.out_dtype) for plan in plans.values()]}
@@ -564,7 +571,13 @@ def main() -> int:
     settings = SCALES[args.scale].settings
     args.tokens = settings.height // 16 * (settings.width // 16) * settings.frames_per_block
     parts = Parts(args)
-    parts.say("conditions", torch=torch.__version__, **device_name(args.device), cudnn=torch.backends.cudnn.version())
+    parts.say(
+        "conditions",
+        torch=torch.__version__,
+        **device_name(args.device),
+        cudnn=torch.backends.cudnn.version(),
+        diffusers=diffusers_fault() or "there",
+    )
     for fp8 in ("off", "linear", "linear_attention"):
         parts.part(f"rates {fp8}", 5, lambda fp8=fp8: rates_of(parts, fp8))
     parts.part("rates error of attention", 5, lambda: attention_error(parts))

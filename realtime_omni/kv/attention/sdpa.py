@@ -86,8 +86,12 @@ class Kernel(Protocol):
         """Of the buffers; None: the pools'."""
         ...
 
-    def stored(self, x: Tensor) -> Tensor:
-        """Keys or values, of any shape, before they are copied into a buffer."""
+    def gather(self, x: Tensor, out: Tensor) -> None:
+        """Copy keys or values of a row's history into its part of a buffer, both [tokens, heads, head_dim]."""
+        ...
+
+    def append(self, x: Tensor, out: Tensor) -> None:
+        """The same with those of a pass."""
         ...
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -101,8 +105,11 @@ class TorchKernel:
 
     dtype: torch.dtype | None = None
 
-    def stored(self, x: Tensor) -> Tensor:
-        return x
+    def gather(self, x: Tensor, out: Tensor) -> None:
+        out.copy_(x)
+
+    def append(self, x: Tensor, out: Tensor) -> None:
+        out.copy_(x)
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         with fast_kernels(q):
@@ -224,8 +231,10 @@ class SdpaPlan:
             keys, values = k.transpose(1, 2), v.transpose(1, 2)
         else:
             keys, values = self._history(layer, group, k.shape[1])
-            keys[:, :, group.history_tokens :].copy_(self._kernel.stored(k.detach()).transpose(1, 2))
-            values[:, :, group.history_tokens :].copy_(self._kernel.stored(v.detach()).transpose(1, 2))
+            for buffer, current in ((keys, k.detach()), (values, v.detach())):
+                room = buffer[:, :, group.history_tokens :].transpose(1, 2)
+                for row in range(len(group.rows)):
+                    self._kernel.append(current[row], room[row])
         mask = None
         if causal and q.shape[1] > 1:  # torch's own flag would align the triangle with the first key, not with the last
             mask = torch.ones(q.shape[1], keys.shape[2], dtype=torch.bool, device=q.device).tril(group.history_tokens)
@@ -266,12 +275,11 @@ class SdpaPlan:
             if slots is None:
                 each = [slot for start, length in runs for slot in range(start, start + length)]
                 slots = self._slots[key] = torch.tensor(each, device=pool.device)
-            out.copy_(self._kernel.stored(pool.index_select(0, slots)).transpose(0, 1))
+            self._kernel.gather(pool.index_select(0, slots), out.transpose(0, 1))
             return
         offset = 0
         for start, length in runs:
-            run = self._kernel.stored(pool[start : start + length])
-            out[:, offset : offset + length].copy_(run.transpose(0, 1))
+            self._kernel.gather(pool[start : start + length], out[:, offset : offset + length].transpose(0, 1))
             offset += length
 
     def _grouped(self, rows: tuple[int, ...], *, alone: bool, ahead: bool, window: int | None) -> tuple[_Group, ...]:
