@@ -160,13 +160,17 @@ class Team:
     def together(self) -> Iterator[None]:
         """An operation of all ranks: it succeeds, or the team is lost and BackendUnavailable is raised."""
         self.watch()
+        done = False
         try:
             yield
+            done = True
         except Exception as error:
             reason = self.lost or f"a pass over {self.size} ranks failed"
-            self._end(reason)
             log.exception("the ranks are lost")
             raise BackendUnavailable(f"{reason}; the server must be started again") from error
+        finally:
+            if not done:
+                self._end(self.lost or f"a pass over {self.size} ranks failed")
 
     def tell(self, message: bytes) -> None:
         """To every other rank, in order. Only within :meth:`together`."""
