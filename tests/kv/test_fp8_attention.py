@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from realtime_omni.errors import BackendUnavailable, ConfigError
 from realtime_omni.float8 import to_e4m3
-from realtime_omni.kv.attention import open_backend
+from realtime_omni.kv.attention import fp8, open_backend
 from realtime_omni.kv.attention.fp8 import Fp8Kernel, reference
 from realtime_omni.kv.attention.plan import AttentionBackend, RowPlan
 from realtime_omni.kv.attention.sdpa import SdpaBackend
@@ -72,3 +72,17 @@ def test_what_it_cannot_do_is_refused() -> None:
         Fp8Kernel("cpu")(q, k[:, :1], v[:, :1], None)
     with pytest.raises(ConfigError):
         open_backend("flashinfer", fp8=True)
+
+
+def test_a_conversion_that_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiler(plain: object, *, dynamic: bool) -> object:
+        def fails(*args: object) -> None:
+            raise RuntimeError("no compiler")
+
+        return fails
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    rounded = fp8._Compiled(to_e4m3)
+    x = torch.randn(4, 4)
+    for _ in range(2):
+        assert torch.equal(rounded(x).float(), to_e4m3(x).float())

@@ -12,14 +12,21 @@ Elsewhere the same numbers are multiplied in float32, which is slow, and what th
 from __future__ import annotations
 
 import importlib
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from realtime_omni.errors import BackendUnavailable
 from realtime_omni.float8 import E4M3, LARGEST, to_e4m3
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 PROBABILITY_SCALE = 256.0
 
@@ -43,7 +50,7 @@ class Fp8Kernel:
     def __init__(self, device: torch.device | str) -> None:
         """Raises BackendUnavailable on a CUDA device that cannot, or without the package."""
         self._cudnn = _Cudnn(torch.device(device)) if torch.device(device).type == "cuda" else None
-        self._append = _append if self._cudnn is None else torch.compile(_append, dynamic=False)
+        self._append = _append if self._cudnn is None else _Compiled(_append)
 
     def gather(self, x: Tensor, out: Tensor) -> None:
         _append(x, out)
@@ -95,9 +102,8 @@ class _Cudnn:
             return torch.full((1, 1, 1, 1), value, dtype=torch.float32, device=device)
 
         self._one, self._up, self._down = scalar(1.0), scalar(PROBABILITY_SCALE), scalar(1 / PROBABILITY_SCALE)
-        self._rounded = torch.compile(to_e4m3, dynamic=False)
-        self._divided = torch.compile(_divided, dynamic=False)
-        self._largest_bits = torch.compile(_largest_bits, dynamic=True)  # windows that fill have many lengths
+        self._rounded, self._divided = _Compiled(to_e4m3), _Compiled(_divided)
+        self._largest_bits = _Compiled(_largest_bits, dynamic=True)  # windows that fill have many lengths
         self._largest = (scalar(0.0), scalar(0.0))  # of the probabilities and of the output: written, not read
 
     def run(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -115,8 +121,7 @@ class _Cudnn:
         plan.graph.execute(dict(enumerate(parts)), plan.workspace, handle=self._handle)
         if plan.out_dtype == dtype:
             return out
-        divided: Tensor = self._divided(out, scale_o, dtype)
-        return divided
+        return self._divided(out, scale_o, dtype)
 
     def _headroom(self, x: Tensor) -> Tensor:
         """float32 [1, 1, 1, 1]: what the largest magnitude of e4m3 numbers is multiplied with to become that of all of them."""
@@ -178,6 +183,26 @@ class _Cudnn:
         graph.check_support()
         graph.build_plans()
         return graph
+
+
+class _Compiled(Generic[P, T]):
+    """A compiled function; from its first failure on the plain one: a compiler that is not there costs speed, no world."""
+
+    def __init__(self, plain: Callable[P, T], *, dynamic: bool = False) -> None:
+        self._plain = plain
+        self._run: Callable[P, T] = torch.compile(plain, dynamic=dynamic)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._run is self._plain:
+            return self._plain(*args, **kwargs)
+        try:
+            return self._run(*args, **kwargs)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception:
+            log.exception("%s is not compiled", self._plain.__name__)
+            self._run = self._plain
+            return self._plain(*args, **kwargs)
 
 
 def _largest_bits(bits: Tensor) -> Tensor:

@@ -78,3 +78,14 @@ def test_windows_that_fill_and_float64_run_plainly() -> None:
         for _ in range(blocks):
             engine.next("a")
         assert recorded_passes(engine) == 0
+
+
+def test_a_size_that_cannot_be_recorded_runs_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: GraphedNetwork, buffers: Any, *, commit: bool) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(GraphedNetwork, "_record", fails)
+    plain, recorded = world(recorded=False), world(recorded=True)
+    for wanted, got in zip(lived(plain, ("a", "b")), lived(recorded, ("a", "b")), strict=True):
+        assert np.array_equal(wanted, got)
+    assert recorded_passes(recorded) == 0

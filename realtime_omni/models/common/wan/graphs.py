@@ -3,7 +3,8 @@
 A pass of the 1.3B network launches a thousand kernels of some ten microseconds each, and the process that launches them one by
 one is what a session waits for. Here a pass is recorded once its window is full, for as many rows as it has, and replayed from
 then on: a pass that only denoises, and one that also yields what becomes history. Everything else runs plainly: windows
-that are filling, rows of different histories, float64, and the first pass of a size, in which libraries choose kernels.
+that are filling, rows of different histories, float64, the first pass of a size, in which libraries choose kernels, and a size
+whose recording failed.
 
 Owns the graphs and their buffers: inputs, gathered history, what a clean pass yields. Nothing of a session: buffers are filled
 for every tick. On the CPU the same buffers are filled and the same work runs without a graph, so tests see all but the
@@ -12,6 +13,7 @@ capture. Results are those of :class:`~realtime_omni.models.common.wan.network.L
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +25,8 @@ from realtime_omni.models.base import BlockAttention
 from realtime_omni.models.common.conditioning import stacked
 from realtime_omni.models.common.wan.network import LocalNetwork
 from realtime_omni.models.common.wan.transformer import KeysValues, WanTransformer
+
+log = logging.getLogger(__name__)
 
 MOST = 4
 """Sizes that are kept, each with its gathered history; beyond it the one that was used least recently goes."""
@@ -74,6 +78,7 @@ class GraphedNetwork(LocalNetwork):
         super().__init__(transformer)
         self._sizes: dict[_Size, _Buffers] = {}
         self._seen: set[_Size] = set()
+        self._refused: set[_Size] = set()
 
     @property
     def recorded(self) -> int:
@@ -94,7 +99,7 @@ class GraphedNetwork(LocalNetwork):
     ) -> Tensor:
         """See ``Network.flow``."""
         size = self._size(latents, texts, camera, attention, rows)
-        if size is None or size not in self._seen:
+        if size is None or size not in self._seen or size in self._refused:
             if size is not None:
                 self._seen.add(size)
             return super().flow(latents, timestep, frames, texts, camera, attention, rows=rows, commit=commit)
@@ -102,7 +107,13 @@ class GraphedNetwork(LocalNetwork):
         buffers = self._filled(size, latents, timestep, frames, texts, camera, attention, rows)
         recorded = buffers.passes.get(commit)
         if recorded is None:
-            recorded = buffers.passes[commit] = self._record(buffers, commit=commit)
+            try:
+                recorded = buffers.passes[commit] = self._record(buffers, commit=commit)
+            except RuntimeError:
+                log.exception("a pass could not be recorded; passes of its size run plainly size=%s", size)
+                self._refused.add(size)
+                del self._sizes[size]
+                return super().flow(latents, timestep, frames, texts, camera, attention, rows=rows, commit=commit)
         recorded.run()
         for layer, (k, v) in enumerate(recorded.written):
             attention.write(layer, k, v, rows=rows)

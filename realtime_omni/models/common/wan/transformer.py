@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from realtime_omni.kv.attention.sdpa import fast_kernels
 from realtime_omni.models.common.wan.rope import axis_channels, rotary, rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -335,10 +334,9 @@ class WanTransformer(nn.Module):
         cos, sin = map(self.attention_tokens, rotary(frames, rows, columns, self.config.head_dim))
         time = self.time_out(functional.silu(self.time_in(timestep_features(t, self.config.frequencies).to(dtype))))
         projected = self.time_projection(functional.silu(time)).float().unflatten(-1, (6, -1))
-        with fast_kernels(x):  # also for the text's attention, whose kernel a compiler settles when it sees the layer
-            for index, layer in enumerate(self._layers):
-                seen = attend(index, *layer.before(x, projected, cos, sin))
-                x = layer.after(x, seen, projected, *text[index], *((None, None) if camera is None else camera[index]))
+        for index, layer in enumerate(self._layers):
+            seen = attend(index, *layer.before(x, projected, cos, sin))
+            x = layer.after(x, seen, projected, *text[index], *((None, None) if camera is None else camera[index]))
         return x, time.float()
 
     def heavy_matrices(self) -> tuple[str, ...]:
