@@ -37,6 +37,7 @@ def test_the_contract_is_kept_without_an_autoencoder() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_contract_is_kept_with_pictures() -> None:
     report = check_model(tiny_lingbot(vae=True), dtype="float32")
     assert report.passed, str(report)
