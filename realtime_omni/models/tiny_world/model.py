@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from realtime_omni.config import Config
 
 FPS = 8.0
-"""What two CPU cores hold without falling behind (measured: 11.5 frames a second at most); a client may ask for less."""
+"""What two CPU cores hold without falling behind, other work beside it included; a client may ask for another."""
 CONTEXT_NOISE_STEP = 1000
 """The step counter of the noise that goes into the history, far from every denoise step's."""
 
