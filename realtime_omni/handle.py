@@ -169,10 +169,20 @@ class Session:
         return self._manager.send(c.Next(**self._address(), asked_at_s=self._manager.now_s(), frame=frame), quiet=True)
 
     async def reset(
-        self, *, prompt: str | None = None, seed: int | None = None, image: Any = None, start: str | None = None
+        self,
+        *,
+        prompt: str | None = None,
+        seed: int | None = None,
+        image: Any = None,
+        start: str | None = None,
+        observation: Observation | None = None,
     ) -> None:
-        """Chunk 0 of a new epoch; waiting events are discarded, the event floor stays. ``None`` keeps what was given before."""
-        await self._ask(c.Reset(**self._address(), prompt=prompt, seed=seed, image=image, start=start))
+        """Chunk 0 of a new epoch; waiting events are discarded, the event floor stays. ``None`` keeps what was given before.
+
+        ``observation``: what ``act`` will be asked next. One that the policy cannot use is refused, and nothing was reset."""
+        await self._ask(
+            c.Reset(**self._address(), prompt=prompt, seed=seed, image=image, start=start, observation=observation)
+        )
 
     async def fork(self, new_id: str | None = None) -> Session:
         """A new session that equals this one at its last committed chunk; this one goes on undisturbed.

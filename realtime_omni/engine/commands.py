@@ -103,12 +103,14 @@ class Rewind(ControlCommand, frozen=True, kw_only=True):
 
 
 class Reset(ControlCommand, frozen=True, kw_only=True):
-    """``None`` keeps what the session was created with."""
+    """``None`` keeps what the session was created with. ``observation``: what a policy will be asked next; one that it cannot
+    use is refused here, before anything is forgotten."""
 
     prompt: str | None = None
     seed: int | None = None
     image: Any = None
     start: str | None = None
+    observation: Observation | None = None
 
 
 class Return(ControlCommand, frozen=True, kw_only=True):

@@ -304,6 +304,8 @@ class Desk:
 
     def _reset(self, entry: Entry, command: c.Reset) -> None:
         entry.session.lifecycle.require("reset")
+        if command.observation is not None:
+            self._check_observation(command.observation)
         old = entry.setup
         self._check_image(command.image)
         fresh_picture = command.image is not None or command.start is not None

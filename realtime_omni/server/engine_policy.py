@@ -35,7 +35,7 @@ class PolicySession(Protocol):
     @property
     def state(self) -> str: ...
     async def act(self, observation: Observation) -> Chunk: ...
-    async def reset(self) -> None: ...
+    async def reset(self, *, observation: Observation | None = None) -> None: ...
     async def rollback(self) -> None: ...
     async def close(self, reason: str = "client") -> None: ...
 
@@ -49,7 +49,8 @@ class PolicySessions(Protocol):
 
 @dataclass(slots=True)
 class _Robot:
-    """``chunk`` and ``tick``: index and start of the chunk that was delivered last. ``prompt``: of the latest observation."""
+    """``chunk`` and ``tick``: index and start of the chunk that was delivered last. ``prompt``: of the latest observation, if
+    there was one since the last reset (``begun``)."""
 
     session: PolicySession
     control_hz: float | None
@@ -57,6 +58,12 @@ class _Robot:
     chunk: int | None = None
     tick: int | None = None
     prompt: str | None = None
+    begun: bool = False
+
+    def leave_chunk(self) -> None:
+        """Nothing is executed any more that a chunk could continue."""
+        self.chunk = self.tick = None
+        self.delay.reset()
 
 
 class EnginePolicy:
@@ -83,6 +90,7 @@ class EnginePolicy:
     async def infer(self, session_id: str, request: PolicyRequest) -> PolicyAnswer:
         robot = self._robot(session_id)
         began_s = time.perf_counter()
+        self._check_mode(request)
         await self._mend(robot)
         await self._restart(robot, request)
         join = self._join(robot, request)
@@ -101,9 +109,9 @@ class EnginePolicy:
 
     async def reset(self, session_id: str) -> None:
         robot = self._robot(session_id)
-        robot.chunk = robot.tick = robot.prompt = None
-        robot.delay.reset()
+        robot.leave_chunk()
         await robot.session.reset()
+        robot.begun = False
 
     async def close(self, session_id: str) -> None:
         robot = self._robots.pop(session_id, None)
@@ -131,18 +139,21 @@ class EnginePolicy:
             await self.reset(robot.session.id)  # its state was given up with the tick
 
     async def _restart(self, robot: _Robot, request: PolicyRequest) -> None:
-        """Another instruction begins another episode, where history belongs to one."""
+        """Another instruction begins another episode, where history belongs to one; unless it is refused."""
         prompt = request.observation.prompt
-        if self._restarts and robot.prompt not in (None, prompt):
-            await self.reset(robot.session.id)
-        robot.prompt = prompt
+        if self._restarts and robot.begun and robot.prompt != prompt:
+            await robot.session.reset(observation=_observation(request, None))
+            robot.leave_chunk()
+        robot.prompt, robot.begun = prompt, True
+
+    def _check_mode(self, request: PolicyRequest) -> None:
+        if request.rtc is not None and request.rtc not in self._rtc_modes:
+            offered = ", ".join(self._rtc_modes) or "no choice"
+            raise PolicyError(PolicyCode.BAD_MESSAGE, f"this deployment offers {offered}", "$.rtc")
 
     def _join(self, robot: _Robot, request: PolicyRequest) -> Join | None:
         """How the chunk continues the one before; None for robots that say no tick, and policies that do not join."""
         mode = request.rtc or next(iter(self._rtc_modes), None)
-        if request.rtc is not None and request.rtc not in self._rtc_modes:
-            offered = ", ".join(self._rtc_modes) or "no choice"
-            raise PolicyError(PolicyCode.BAD_MESSAGE, f"this deployment offers {offered}", "$.rtc")
         if request.tick is None or not self._joins:
             return None
         if request.consumed is not None and robot.tick is not None:

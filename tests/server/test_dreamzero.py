@@ -13,14 +13,14 @@ from fastapi import FastAPI
 
 from models.dreamzero.tiny import seen, tiny_dreamzero
 from realtime_omni.config import Config, load
-from realtime_omni.errors import ConfigError
+from realtime_omni.errors import ArgumentError, ConfigError
 from realtime_omni.manager import SessionManager
 from realtime_omni.server.app import create_app
 from realtime_omni.server.deployment import read_contract
-from realtime_omni.server.policy import PolicyRequest
+from realtime_omni.server.policy import PolicyBackend, PolicyRequest
 from realtime_omni.server.run import robot_backend
 from realtime_omni.server.settings import ServerSettings
-from realtime_omni_protocols.openpi import Observation
+from realtime_omni_protocols.openpi import Observation, PolicyError
 from server.wire import Client
 
 
@@ -34,9 +34,39 @@ async def serving() -> AsyncIterator[tuple[FastAPI, SessionManager]]:
             hub.close()
 
 
-def request(number: int) -> PolicyRequest:
+def request(number: int, prompt: str | None = "push", **more: Any) -> PolicyRequest:
     view = seen(number)
-    return PolicyRequest(Observation(images=dict(view.images), state=view.state, prompt="push"))
+    return PolicyRequest(Observation(images=dict(view.images), state=view.state, prompt=prompt), **more)
+
+
+async def actions(robots: PolicyBackend, robot: str, *prompts: str | None) -> list[np.ndarray]:
+    """Of one observation after the other, with their prompts."""
+    return [
+        (await robots.infer(robot, request(number, prompt, seed=5))).actions for number, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize("refused", [{"prompt": "x" * 500}, {"prompt": "pull", "rtc": "guided"}], ids=["long", "mode"])
+async def test_a_refused_observation_under_another_instruction_does_not_cost_the_episode(refused: Any) -> None:
+    async with serving() as (app, _):
+        robots = app.state.robots.backend
+        undisturbed, other = await robots.open(), await robots.open()
+        expected = await actions(robots, undisturbed, "push", "push")
+        found = await actions(robots, other, "push")
+        with pytest.raises((ArgumentError, PolicyError)):
+            await robots.infer(other, request(1, **refused))
+        found.append((await robots.infer(other, request(1, seed=5))).actions)
+        np.testing.assert_array_equal(found, expected)
+
+
+async def test_the_first_instruction_after_none_is_another_one() -> None:
+    async with serving() as (app, _):
+        robots = app.state.robots.backend
+        fresh, silent = await robots.open(), await robots.open()
+        await actions(robots, silent, None)
+        np.testing.assert_array_equal(
+            await actions(robots, silent, "push", "push"), await actions(robots, fresh, "push", "push")
+        )
 
 
 @pytest.mark.parametrize("format_name", ["rgb24", "latent"])
