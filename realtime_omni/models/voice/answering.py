@@ -5,6 +5,8 @@ Owns responses from their beginning to their end. What takes longer than a frame
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec.structs import replace
 
 from realtime_omni.models.voice import conversation
@@ -109,14 +111,15 @@ class Answerer:
         board, language = self._board, self._board.cast.language
         text, done = response.said or "", True
         if response.prompt is not None and language is not None:
-            draft = language.draft(response.prompt, response.limit)
+            draft = language.draft(response.prompt, response.limit, board.call)
             response = self._follow(response, draft, language)
             text, done = (draft.text, draft.done) if response.prompt is not None else (SPEECHLESS, True)
         if response.text_only or not board.cast.asking.speaks:
             self._write(response, text, done=done)
             return None
         response = take_clauses(response, text, done=done)
-        response, audio, told = sound(response, board.cast.spec.output_samples, board.cast.asking.clip)
+        clip_of = partial(board.cast.asking.clip, call=board.call)
+        response, audio, told = sound(response, board.cast.spec.output_samples, clip_of)
         board.set(response=response)
         if audio is not None:
             board.signals.append(Speaking(response.id))
@@ -131,7 +134,7 @@ class Answerer:
         """What is known of an answer now; its calls, once it is complete. Without a word it says that there is none."""
         response = replace(response, tokens=draft.tokens, read=draft.read, broken=draft.failed)
         if draft.failed and not draft.text and response.prompt is not None:
-            language.drop(response.prompt)
+            language.drop(response.prompt, self._board.call)
             return replace(response, said=SPEECHLESS, prompt=None)
         if draft.done and draft.calls and not response.called:
             for call in draft.calls:
@@ -154,8 +157,8 @@ class Answerer:
     def _end(self, response: Response, reason: EndReason) -> None:
         board, language = self._board, self._board.cast.language
         if response.prompt is not None and language is not None:
-            language.drop(response.prompt)
-        board.cast.asking.drop(response.clauses)
+            language.drop(response.prompt, board.call)
+        board.cast.asking.drop(response.clauses, board.call)
         said = "" if response.said == SPEECHLESS else conversation.joined(response.words)
         frames = round(response.sounded_ms / board.cast.spec.frame_ms)
         usage = Usage(input_text=response.read, output_text=response.tokens, output_audio=frames)

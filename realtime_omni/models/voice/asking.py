@@ -65,12 +65,12 @@ class Asking:
             ("words", turn.tobytes()), lambda: Heard(recognize(_loud(turn))), Heard("", failed=True)
         )
 
-    def clip(self, clause: str) -> Clip | None:
+    def clip(self, clause: str, call: str) -> Clip | None:
         """How a clause sounds. No sound where nobody can say it: it is told as text."""
         if not any(c.isalnum() for c in clause):
             return _NOTHING
         if self._parts.synthesizer is not None:
-            spoken = self._parts.synthesizer.look(clause)
+            spoken = self._parts.synthesizer.look(clause, call)
             done = spoken.done  # before the sound: what is done is all there
             if not spoken.failed or len(spoken.audio):
                 return Clip(spoken.audio, done)
@@ -79,11 +79,11 @@ class Asking:
             return _NOTHING
         return self._workshop.look(("say", clause), lambda: Clip(say(clause)), _NOTHING)
 
-    def drop(self, clauses: tuple[str, ...]) -> None:
-        """Nobody wants these any more."""
+    def drop(self, clauses: tuple[str, ...], call: str) -> None:
+        """The call does not want these any more."""
         if self._parts.synthesizer is not None:
             for clause in clauses:
-                self._parts.synthesizer.drop(clause)
+                self._parts.synthesizer.drop(clause, call)
 
 
 def _loud(kept: Kept) -> Sound:

@@ -35,14 +35,15 @@ class Cast:
 
 
 class Board:
-    """See the module docstring. ``signals`` and ``state`` are the frame's result."""
+    """See the module docstring. ``signals`` and ``state`` are the frame's result. ``call``: the session's name."""
 
-    def __init__(self, state: VoiceState, start_ms: float, cast: Cast) -> None:
+    def __init__(self, state: VoiceState, start_ms: float, cast: Cast, call: str) -> None:
         self.state = state
         self.signals: list[Signal] = []
         self.start_ms = start_ms
         self.end_ms = start_ms + cast.spec.frame_ms
         self.cast = cast
+        self.call = call
 
     @property
     def facts(self) -> Facts:
@@ -87,7 +88,7 @@ class Board:
     def drop_guess(self) -> None:
         """The user went on, or something else is answered."""
         if self.facts.guess is not None and self.cast.language is not None:
-            self.cast.language.drop(self.facts.guess)
+            self.cast.language.drop(self.facts.guess, self.call)
         self.set(guess=None)
 
     def prepare(self) -> None:

@@ -154,7 +154,7 @@ class EmbeddedVoice(DuplexBase):
         frame = row.tick.frame
         assert frame is not None
         start_ms = row.tick.chunk_index * self._duplex.frame_ms
-        scene = Scene(row.state, start_ms, self._cast)
+        scene = Scene(row.state, start_ms, self._cast, row.tick.session_id)
         for directive in frame.directives:
             scene.obey(directive)
         scene.listen(frame.audio, hearing, probabilities)

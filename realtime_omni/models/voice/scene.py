@@ -37,8 +37,8 @@ from realtime_omni.session.values import canonical_json
 class Scene:
     """See the module docstring. ``signals`` and ``state`` are the frame's result."""
 
-    def __init__(self, state: VoiceState, start_ms: float, cast: Cast) -> None:
-        self._board = Board(state, start_ms, cast)
+    def __init__(self, state: VoiceState, start_ms: float, cast: Cast, call: str) -> None:
+        self._board = Board(state, start_ms, cast, call)
         self._listener = Listener(self._board)
         self._answerer = Answerer(self._board)
 

@@ -62,13 +62,13 @@ class Speaker(Protocol):
     def prompt(self, system: str | None, said: Sequence[Said], offer: Offer = ...) -> Prompt:
         """What asks for the assistant's next turn; equal for equal conversations."""
 
-    def draft(self, prompt: Prompt, limit: int = ...) -> Draft:
-        """The answer to a prompt of its own so far; asking begins it."""
+    def draft(self, prompt: Prompt, limit: int = ..., call: str = ...) -> Draft:
+        """The answer to a prompt of its own so far; asking begins it. ``call``: who asks."""
 
     def prepare(self, system: str | None, said: Sequence[Said]) -> None:
         """The conversation will go on from here."""
 
-    def drop(self, prompt: Prompt) -> None:
-        """Nobody wants this answer any more; who does asks again."""
+    def drop(self, prompt: Prompt, call: str = ...) -> None:
+        """This call does not want the answer any more; who does asks again."""
 
     def close(self) -> None: ...

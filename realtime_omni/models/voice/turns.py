@@ -109,7 +109,7 @@ class Listener:
         if prompt != board.facts.guess:
             board.drop_guess()
             board.set(guess=prompt)
-        language.draft(prompt, board.most_tokens)
+        language.draft(prompt, board.most_tokens, board.call)
 
     def _heard_until(self, ears: Ears, until_ms: float) -> Kept:
         return self._board.heard()[: int((until_ms - ears.heard_from_ms) / 1000 * RATE)]

@@ -65,14 +65,14 @@ class Language:
     def prompt(self, system, said, offer=None):
         return tuple(map(ord, f"[{system}]" + "".join(f"{t[0]}: {t[1]}\n" for t in said if isinstance(t, tuple))))
 
-    def draft(self, prompt, limit=60):
+    def draft(self, prompt, limit=60, call=""):
         asked = "".join(map(chr, prompt)).rsplit("user: ", 1)[-1].strip()
         return Draft(ANSWER + asked, len(asked), True, False)
 
     def prepare(self, system, said):
         self.reads.append((system, tuple(said)))
 
-    def drop(self, prompt):
+    def drop(self, prompt, call=""):
         self.dropped.append(prompt)
 
     def close(self):

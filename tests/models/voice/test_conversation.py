@@ -53,10 +53,11 @@ FRAME_MS, SAMPLES = 80, 1280
 class Talk:
     """One call. ``signals`` are all that were told, ``audio`` all that sounded."""
 
-    def __init__(self, model=None):
+    def __init__(self, model=None, name="a"):
+        self.name = name
         self.model = model or voice()
         self.engine = InlineEngine(self.model, dtype="float32", rewind_blocks=8)
-        self.engine.create("a")
+        self.engine.create(name)
         self.grammar = SignalGrammar()
         self.signals = []
         self.audio = np.zeros(0, np.float32)
@@ -66,7 +67,7 @@ class Talk:
     def frame(self, audio=None, *directives):
         """One frame; returns what it told."""
         audio = np.zeros(SAMPLES, np.float32) if audio is None else audio
-        chunk = self.engine.ask(c.Next(ticket=0, session_id="a", frame=Frame(audio, directives)))
+        chunk = self.engine.ask(c.Next(ticket=0, session_id=self.name, frame=Frame(audio, directives)))
         self.grammar.take(chunk.signals, self.frames * FRAME_MS, (self.frames + 1) * FRAME_MS)
         self.frames += 1
         self.signals += chunk.signals
@@ -108,7 +109,7 @@ class Talk:
 
     @property
     def facts(self):
-        return self.engine.runner.resident("a").state.facts
+        return self.engine.runner.resident(self.name).state.facts
 
 
 @pytest.fixture

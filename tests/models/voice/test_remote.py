@@ -2,6 +2,8 @@
 
 import json
 import logging
+import threading
+import time
 import wave
 from io import BytesIO
 
@@ -18,6 +20,7 @@ from realtime_omni.models.voice import parts as loading
 from realtime_omni.models.voice.answering import SPEECHLESS
 from realtime_omni.models.voice.model import EmbeddedVoice
 from realtime_omni.models.voice.parts import VoiceOptions, load_parts
+from realtime_omni.models.voice.remote import web as remote_web
 from realtime_omni.models.voice.remote.chat import ChatEndpoint, Lines, messages
 from realtime_omni.models.voice.remote.hearing import RemoteRecognizer
 from realtime_omni.models.voice.remote.settings import LanguageEndpoint, RecognizerEndpoint, SynthesizerEndpoint
@@ -214,6 +217,62 @@ def test_arguments_that_are_no_object_are_not_passed_on(stub, web, arguments):
     assert [json.loads(c.arguments) for c in talk.of(ToolCall)] == ([{}] if arguments == "" else [])
 
 
+@pytest.mark.parametrize("second", [0, 1])
+def test_two_calls_of_one_answer_are_two_even_under_one_index(stub, web, second):
+    def part(index, name, arguments, call_id):
+        return event(
+            {"tool_calls": [{"index": index, "id": call_id, "function": {"name": name, "arguments": arguments}}]}
+        )
+
+    stream = part(0, "weather", '{"city": ', "a") + part(0, None, '"Paris"}', "of a piece alone")
+    stream += part(second, "weather", '{"city": "Rome"}', "b")
+    stub.answers[CHAT] = sends(stream + event(finish="tool_calls"))
+    talk = talk_with(language=chat(web, stub))
+    talk.tell(Configure(tools=(WEATHER,)), AddText("Hello?"), Respond("x"))
+    ended(talk)
+    assert [json.loads(c.arguments)["city"] for c in talk.of(ToolCall)] == ["Paris", "Rome"]
+
+
+def test_a_call_that_ends_or_is_interrupted_leaves_the_answer_of_one_that_asked_the_same(stub, web):
+    async def slow(request, send):
+        await send(event({"content": f"The first sentence of {len(stub.requests)}. And "}))
+        await stub.going_on.wait()
+        await send(event({"content": "the second."}, finish="stop"))
+
+    stub.answers[CHAT] = slow
+    model = EmbeddedVoice(parts(skills=False, language=chat(web, stub, patient=False)), threads=0)
+    one, other = Talk(model, "one"), Talk(model, "other")
+    for talk in (one, other):
+        talk.tell(AddText("Tell me."), Respond("x"))
+        talk.until(OutputText, 10**7)
+    one.tell(Cancel())
+    stub.go_on()
+    ended(other)
+    assert other.said() == {"x": "The first sentence of 2. And the second."}
+    assert len(stub.requests) == 2
+
+
+def test_more_answers_than_are_remembered_are_asked_for_once_while_somebody_looks(stub, web, monkeypatch):
+    async def endless(request, send):
+        await send(event({"content": "One. "}))
+        await stub.loop.create_future()
+
+    stub.answers[CHAT] = endless
+    monkeypatch.setattr(remote_web, "_MOST_KEPT", 2)
+    language = chat(web, stub, patient=False)
+    prompts = [language.prompt(None, [("user", str(n))]) for n in range(4)]
+    until_s = time.monotonic() + 10
+    while not min(len(language.draft(prompt).text) for prompt in prompts):
+        assert time.monotonic() < until_s
+    for _ in range(3):
+        for prompt in prompts:
+            language.draft(prompt)
+    assert len(stub.requests) == 4
+    monkeypatch.setattr(remote_web, "_WANTED_S", 0.0)
+    language.draft(language.prompt(None, [("user", "new")]))
+    assert stub.gone.wait(10)
+
+
 def test_an_answer_that_breaks_off_is_spoken_as_far_as_it_came(stub, web):
     stub.answers[CHAT] = sends(event({"content": "It is Pa"}))
     talk = talk_with(language=chat(web, stub))
@@ -247,6 +306,56 @@ def test_the_key_comes_from_the_environment_and_is_never_logged(stub, web, monke
     assert "wrong key ..." in caplog.text
     assert KEY not in caplog.text
     assert KEY not in str(talk.facts)
+
+
+def test_a_refusal_that_quotes_the_key_is_not_logged_with_the_beginning_of_it(stub, web, monkeypatch, caplog):
+    monkeypatch.setenv("VOICE_KEY", KEY)
+    for before in range(512 - len(KEY), 513):
+        caplog.clear()
+        stub.answers[CHAT] = sends(b"x" * before + KEY.encode() + b"y" * 600, 400)
+        language = chat(web, stub, key_env="VOICE_KEY")
+        assert language.draft(language.prompt(None, [("user", "Hello?")])).failed
+        assert "status 400: xxx" in caplog.text
+        assert KEY[:3] not in caplog.text
+
+
+@pytest.mark.parametrize("key", ["sk-one\ntwo", "sk-one two", "sk-\u00e9"])
+def test_a_key_that_no_header_may_carry_is_refused_without_its_text(monkeypatch, key):
+    monkeypatch.setenv("VOICE_KEY", key)
+    with pytest.raises(ConfigError, match="VOICE_KEY has a blank") as refused:
+        LanguageEndpoint(url="http://localhost/v1", model="m", key_env="VOICE_KEY").key()
+    assert "sk-" not in str(refused.value)
+
+
+def test_nothing_is_asked_of_where_a_refusal_points(stub, web, caplog):
+    for target in ("file:///etc/passwd", f"{stub.url}/elsewhere"):
+        stub.answers[CHAT] = sends(b"", 302, location=target)
+        language = chat(web, stub)
+        assert language.draft(language.prompt(None, [("user", target)])).failed
+    assert [request.path for request in stub.requests] == [CHAT, CHAT]
+    assert "status 302" in caplog.text
+
+
+def test_two_hundred_interrupted_answers_leave_no_connection_and_no_thread(stub, web):
+    async def endless(request, send):
+        await send(event({"content": "One. "}))
+        await stub.loop.create_future()
+
+    stub.answers[CHAT] = endless
+    language, threads = chat(web, stub, patient=False), threading.active_count()
+    prompt = language.prompt(None, [("user", "Count.")])
+    for number in range(200):
+        while number % 10 == 9 and not language.draft(prompt).text:
+            pass  # every tenth is heard before it is interrupted, the others anywhere on their way
+        language.draft(prompt)
+        language.drop(prompt)
+    stub.answers[CHAT] = says("Here I am.")
+    while not (draft := language.draft(prompt)).done:
+        pass
+    assert (draft.text, draft.failed) == ("Here I am.", False)
+    assert threading.active_count() == threads
+    assert len(web._client._transport._pool.connections) <= 1
+    assert len(web._client._transport._pool.connections) <= 1
 
 
 def test_events_come_in_any_pieces():

@@ -84,8 +84,9 @@ class Language:
             body = list(turns[-1][-room:])
         return (*head, *body, *opening)
 
-    def draft(self, prompt: Prompt, limit: int = MOST_TOKENS) -> Draft:
+    def draft(self, prompt: Prompt, limit: int = MOST_TOKENS, call: str = "") -> Draft:
         """The answer to ``prompt`` so far; asking begins it. It ends where it begins to say the same again, too.
+        Calls that ask the same share it: asked again, it is the same.
 
         Raises ValueError for an endpoint's prompt."""
         if isinstance(prompt, str):
@@ -120,7 +121,7 @@ class Language:
         self._answerer.ask((*so_far, *self._tokens.opening("user")), limit=0)
         self._finish()
 
-    def drop(self, prompt: Prompt) -> None:
+    def drop(self, prompt: Prompt, call: str = "") -> None:
         """Nobody wants this answer any more; who does asks again."""
         answer = None if isinstance(prompt, str) else self._asked.pop(prompt, None)
         if answer is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -34,6 +35,7 @@ class _Function(msgspec.Struct):
 
 class _CallPart(msgspec.Struct):
     index: Annotated[int, Meta(ge=0)] = 0
+    id: str | None = None
     function: _Function | None = None
 
 
@@ -58,6 +60,16 @@ class _Piece(msgspec.Struct):
     error: Any = None
 
 
+@dataclass(slots=True)
+class _Growing:
+    """A call of a tool, as far as it has come."""
+
+    index: int
+    id: str | None
+    name: str = ""
+    arguments: str = ""
+
+
 class Reply(Request):
     """An answer so far. ``calls`` are complete once it is done. ``read``, ``written``: tokens; without a count, the pieces."""
 
@@ -67,7 +79,7 @@ class Reply(Request):
         self.calls: tuple[Call, ...] = ()
         self.read = self.written = 0
         self._tools = tools
-        self._parts: dict[int, tuple[str, str]] = {}
+        self._calls: list[_Growing] = []
         self._finished = False
 
     def take(self, event: bytes) -> bool:
@@ -93,7 +105,7 @@ class Reply(Request):
             self.text, self._finished = end_of_sentences(self.text[:_MOST_CHARS]), True
         if not self._finished:
             raise EndpointFailed("the answer broke off")
-        self.calls = tuple(self._checked(*self._parts[index]) for index in sorted(self._parts))
+        self.calls = tuple(self._checked(c.name, c.arguments) for c in sorted(self._calls, key=lambda c: c.index))
 
     def _grow(self, choice: _Choice) -> None:
         delta = choice.delta or _Delta()
@@ -101,15 +113,25 @@ class Reply(Request):
             self.text += delta.content
             self.written += 1
         for part in delta.tool_calls or ():
-            name, arguments = self._parts.get(part.index, ("", ""))
-            if part.function is not None:
-                name += part.function.name or ""
-                arguments += part.function.arguments or ""
-            self._parts[part.index] = name, arguments
-            if len(self._parts) > _MOST_CALLS or len(arguments) > _MOST_ARGUMENTS:
+            call, function = self._growing(part), part.function or _Function()
+            call.name += function.name or ""
+            call.arguments += function.arguments or ""
+            if len(self._calls) > _MOST_CALLS or len(call.arguments) > _MOST_ARGUMENTS:
                 raise EndpointFailed("it calls too much")
         if choice.finish_reason is not None:
             self._finished = True
+
+    def _growing(self, part: _CallPart) -> _Growing:
+        """The call that a piece belongs to. Some servers give every call the same index: another name under another id is
+        another call (an id alone is not; some make one up for every piece)."""
+        named = part.function is not None and part.function.name
+        for call in reversed(self._calls):
+            if call.index == part.index:
+                if named and part.id and call.id and part.id != call.id:
+                    break
+                return call
+        self._calls.append(_Growing(part.index, part.id))
+        return self._calls[-1]
 
     def _checked(self, name: str, arguments: str) -> Call:
         if name not in self._tools:
@@ -153,9 +175,10 @@ class ChatEndpoint:
             question["tool_choice"] = offer.choice if offer.choice in ("auto", "required") else by_name
         return json.dumps(question, ensure_ascii=False)
 
-    def draft(self, prompt: Prompt, limit: int = 0) -> Draft:
-        """The answer so far; asking begins it. ``limit``: 0 is the settings' own."""
-        reply = self._asked.look(prompt, (prompt, min(limit or self.most_tokens, self.most_tokens)))
+    def draft(self, prompt: Prompt, limit: int = 0, call: str = "") -> Draft:
+        """The answer so far; asking begins it. ``limit``: 0 is the settings' own. Each call has an answer of its own: another
+        one that asks the same may be interrupted, and asked again it need not be the same."""
+        reply = self._asked.look((call, prompt), (prompt, min(limit or self.most_tokens, self.most_tokens)))
         done = reply.done  # before the rest is read: what is complete then stays
         said = reply.text
         text = " ".join(said.split())
@@ -166,9 +189,9 @@ class ChatEndpoint:
     def prepare(self, system: str | None, said: Sequence[Said]) -> None:
         """Nothing: an endpoint keeps no conversation."""
 
-    def drop(self, prompt: Prompt) -> None:
-        """Nobody wants this answer any more: its connection is closed."""
-        self._asked.drop(prompt)
+    def drop(self, prompt: Prompt, call: str = "") -> None:
+        """The call does not want this answer any more: its connection is closed."""
+        self._asked.drop((call, prompt))
 
     def close(self) -> None:
         """The connections are :class:`Web`'s to close."""

@@ -37,12 +37,16 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError("url has a user, a query or a fragment: name a key's variable in key_env")
 
     def key(self) -> str | None:
-        """Raises ConfigError when the variable is named and empty or not set."""
+        """Raises ConfigError when the variable is named and empty, not set, or holds what no header may: an error of the
+        request would quote it."""
         if self.key_env is None:
             return None
-        if key := os.environ.get(self.key_env, "").strip():
-            return key
-        raise ConfigError(f"the key of {self.url} is read from {self.key_env}, which is not set", path="options")
+        key = os.environ.get(self.key_env, "").strip()
+        if not key:
+            raise ConfigError(f"the key of {self.url} is read from {self.key_env}, which is not set", path="options")
+        if not all("!" <= c <= "~" for c in key):
+            raise ConfigError(f"{self.key_env} has a blank or a character that no key has", path="options")
+        return key
 
 
 class RecognizerEndpoint(Endpoint, frozen=True, kw_only=True):

@@ -46,12 +46,12 @@ class RemoteSynthesizer:
         self._settings = settings
         self._asked = Asked(self._begin, patient=patient)
 
-    def look(self, clause: str) -> Spoken:
-        """Asking begins it."""
-        return self._asked.look(clause, clause)
+    def look(self, clause: str, call: str) -> Spoken:
+        """Asking begins it. Each call has sound of its own, which another's barge-in does not stop."""
+        return self._asked.look((call, clause), clause)
 
-    def drop(self, clause: str) -> None:
-        self._asked.drop(clause)
+    def drop(self, clause: str, call: str) -> None:
+        self._asked.drop((call, clause))
 
     def _begin(self, clause: str) -> Spoken:
         spoken = Spoken()
@@ -65,8 +65,9 @@ class RemoteSynthesizer:
         body = {name: value for name, value in fields.items() if value is not None}
         samples = Samples(settings.rate_hz)
         async with self._web.post(settings, "/audio/speech", json=body) as response:
-            if "json" in response.headers.get("content-type", ""):
-                raise EndpointFailed("the answer is JSON, not sound")
+            kind = response.headers.get("content-type", "")
+            if "json" in kind or kind.startswith("text/"):
+                raise EndpointFailed("the answer is text, not sound")
             async for piece in pieces(response, int(MOST_S * settings.rate_hz) * 2):
                 spoken.add(samples.feed(piece))
         spoken.add(samples.end())

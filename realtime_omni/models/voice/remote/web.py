@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from concurrent.futures import Future
@@ -28,6 +30,9 @@ _CONNECT_S = 2.0
 _MOST_CONNECTIONS = 64
 _MOST_ERROR_BYTES = 512
 _MOST_KEPT = 64
+_MOST_WANTED = 1024
+_WANTED_S = 5.0
+"""Who wants a result looks at it in every frame: forgotten sooner, it would be asked for anew by each of too many calls."""
 R = TypeVar("R", bound="Request")
 
 
@@ -40,6 +45,8 @@ class Request:
 
     def __init__(self) -> None:
         self.failed = False
+        self.looked_s = math.inf
+        """When its result was looked at last (``time.monotonic``)."""
         self._over = threading.Event()
         self._future: Future[None] | None = None
 
@@ -100,8 +107,7 @@ class Web:
             if response.status_code in (401, 403):
                 raise EndpointFailed(f"status {response.status_code}: it wants another key")
             if response.status_code != 200:
-                said = await _beginning(response)
-                raise EndpointFailed(f"status {response.status_code}: {said.replace(key, '...') if key else said}")
+                raise EndpointFailed(f"status {response.status_code}: {await _beginning(response, key)}")
             yield response
 
     def close(self) -> None:
@@ -150,19 +156,22 @@ async def whole(response: httpx.Response, most: int) -> bytes:
     return b"".join([piece async for piece in pieces(response, most)])
 
 
-async def _beginning(response: httpx.Response) -> str:
-    """Of a refusal, for the log: one printable line."""
-    body = b""
+async def _beginning(response: httpx.Response, key: str | None) -> str:
+    """Of a refusal, for the log: one printable line, without the key, of which none is cut in two either."""
+    body, secret = b"", (key or "").encode()
     async for piece in response.aiter_raw():
         body += piece
-        if len(body) >= _MOST_ERROR_BYTES:
+        if len(body) >= _MOST_ERROR_BYTES + len(secret):
             break
+    if secret:
+        body = body.replace(secret, b"...")
     text = body[:_MOST_ERROR_BYTES].decode("utf-8", errors="replace")
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 class Asked(Generic[R]):
-    """Requests by what they ask, begun when they are asked for first; bounded: the oldest are stopped and forgotten."""
+    """Requests by what they ask, begun when they are asked for first; bounded: the oldest that nobody looks at any
+    more are stopped and forgotten."""
 
     def __init__(self, begin: Callable[[Any], R], *, patient: bool) -> None:
         """``patient``: whoever asks waits for the end; slow, and the same every time."""
@@ -172,16 +181,24 @@ class Asked(Generic[R]):
 
     def look(self, key: Hashable, question: Any) -> R:
         """The request, as far as it has come. Called from one thread."""
+        now_s = time.monotonic()
         request = self._known.get(key)
         if request is None:
             request = self._known[key] = self._begin(question)
-            while len(self._known) > _MOST_KEPT:
-                self._known.popitem(last=False)[1].stop()
+            self._forget(now_s)
         else:
             self._known.move_to_end(key)
+        request.looked_s = now_s
         if self._patient:
             request.wait()
         return request
+
+    def _forget(self, now_s: float) -> None:
+        while len(self._known) > _MOST_KEPT:
+            key, oldest = next(iter(self._known.items()))
+            if len(self._known) <= _MOST_WANTED and now_s - oldest.looked_s < _WANTED_S:
+                return
+            self.drop(key)
 
     def drop(self, key: Hashable) -> None:
         """Nobody wants it any more; who does asks again."""
