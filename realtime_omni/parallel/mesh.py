@@ -101,11 +101,20 @@ class Mesh:
         timeout = timedelta(seconds=timeout_s)
         store = FileStore(str(rendezvous), grid.size)
         dist.init_process_group(backend, store=store, rank=grid.rank, world_size=grid.size, timeout=timeout)
+        self._left = False
+        try:
+            self._join(timeout)
+        except BaseException:
+            self.leave()
+            raise
+
+    def _join(self, timeout: timedelta) -> None:
+        grid = self.grid
         rows = [[s * grid.tensor_size + t for t in range(grid.tensor_size)] for s in range(grid.sequence_size)]
         self._tensor = self._joined(rows, timeout)
         self._sequence = self._joined([list(column) for column in zip(*rows, strict=True)], timeout)
         for group in (None, self._tensor, self._sequence):  # communicators are made now, while all are known to be here
-            dist.all_reduce(torch.zeros(1, device=device), group=group)
+            dist.all_reduce(torch.zeros(1, device=self.device), group=group)
 
     def _joined(self, members: Sequence[Sequence[int]], timeout: timedelta) -> dist.ProcessGroup | None:
         """Every rank makes all groups, in one order; its own is returned. None: everybody, or (never used) itself alone."""
@@ -168,8 +177,10 @@ class Mesh:
         return x
 
     def leave(self) -> None:
-        """End all groups at once; what waits in a collective anywhere is let go with an error."""
-        if dist.is_initialized():
+        """End all groups at once; what waits in a collective anywhere is let go with an error. Harmless to repeat, also when
+        the process has other groups since."""
+        if not self._left:
+            self._left = True
             _abort_process_group()
 
     def _span(self) -> _Span:

@@ -1,7 +1,7 @@
 """A rank other than 0: ``python -m realtime_omni.parallel.worker FD``.
 
 Owns the loop: a message comes, the replica acts, an answer goes when there is one. Must not know what messages mean. It ends
-when its pipe does (so it never outlives rank 0) or at the first error, which it tells.
+when rank 0 closes its pipe, whatever it does then (so it never outlives rank 0), or at the first error, which it tells.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import sys
+import threading
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -58,9 +60,19 @@ def serve(pipe: Connection) -> NoReturn:
             pipe.send_bytes(msgspec.msgpack.encode(Reply(answer)))
 
 
+def end_with(pipe: Connection) -> None:
+    """End this process when the other end of the pipe is closed: reading weights takes minutes, and a collective that waits
+    for rank 0 may never end."""
+    hangup = select.poll()
+    hangup.register(pipe.fileno(), 0)  # of nothing but its end
+    hangup.poll()
+    os._exit(0)
+
+
 def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="rank: %(levelname)s %(message)s")
     pipe = Connection(int(sys.argv[1]))
+    threading.Thread(target=end_with, args=(pipe,), daemon=True).start()
     try:
         serve(pipe)
     except (EOFError, ConnectionError):

@@ -5,14 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection
 
+import msgspec
 import pytest
 
 from parallel.tiny_ranks import config, ranked, start
 from realtime_omni.errors import BackendUnavailable, ErrorCode
 from realtime_omni.manager import SessionManager
+from realtime_omni.parallel.mesh import Mesh
+from realtime_omni.parallel.team import Hello
 from realtime_omni.testing.inline import InlineEngine
 
 
@@ -48,6 +57,50 @@ def test_a_rank_that_is_lost_fails_the_sessions_with_a_code_and_is_seen(how: sig
 def test_a_rank_that_cannot_build_its_part_is_no_team() -> None:
     with pytest.raises(BackendUnavailable, match=r"over 2 ranks|has ended"):
         start(2, 1, arguments=b"nonsense")
+
+
+def test_a_rank_that_still_builds_ends_with_rank_0() -> None:
+    """It waits for a meeting that will not come, as it would read weights, when rank 0 is killed."""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "realtime_omni.parallel.worker", str(theirs.fileno())]
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+    try:
+        theirs.close()
+        pipe = Connection(ours.detach())
+        with tempfile.TemporaryDirectory() as folder:
+            place = f"{folder}/rendezvous"
+            hello = Hello(1, 2, 1, "cpu", place, 300.0, 1, "parallel.tiny_ranks:replica", b"")
+            pipe.send_bytes(msgspec.msgpack.encode(hello))
+            assert pipe.poll(60)
+            pipe.recv_bytes()
+            assert process.poll() is None
+            pipe.close()
+            assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_an_old_team_that_is_closed_again_leaves_the_new_one_alone() -> None:
+    old = start(2, 1)
+    ranked(old).close()
+    model = start(2, 1)
+    engine = InlineEngine(model, config(sp=2))
+    engine.create("a", seed=5)
+    ranked(old).close()
+    engine.next("a")
+    ranked(model).close()
+
+
+def test_ranks_that_met_half_can_be_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Mesh, timeout: timedelta) -> None:
+        raise RuntimeError("a rank is gone")
+
+    with monkeypatch.context() as half:
+        half.setattr(Mesh, "_join", fail)
+        with pytest.raises(BackendUnavailable, match="did not meet"):
+            start(2, 1)
+    ranked(start(2, 1)).close()
 
 
 async def test_a_rank_that_ends_while_nothing_runs_makes_the_server_unhealthy_at_once() -> None:
