@@ -18,6 +18,20 @@ from web.world_page import BROWSER_ARGS, PHONE, OpenPage, StartServer, World
 pytestmark = pytest.mark.browser
 
 SPOKEN = ("Turn left.", "Make it snow.", "Walk forward.", "Stop.")
+ASKING = """
+const { mediaDevices } = navigator, ask = mediaDevices.getUserMedia.bind(mediaDevices);
+mediaDevices.getUserMedia = async (wanted) => {
+  window.asked = true;
+  await new Promise((resolve) => { window.answer = resolve; });
+  return window.given = await ask(wanted);
+};
+window.allow = async () => {
+  window.answer();
+  while (!window.given) await new Promise((resolve) => setTimeout(resolve, 10));
+  await new Promise((resolve) => setTimeout(resolve, 200));
+  return window.given.getTracks().map((track) => track.readyState);
+};
+"""
 LINES = """puppet:options.lines=['call turn {"direction": "left"}', 'call set_scene {"scene": "dusk"}']"""
 REFUSING = "navigator.mediaDevices.getUserMedia = async () => { throw new DOMException('', 'NotAllowedError'); };"
 
@@ -98,6 +112,17 @@ def test_without_permission_it_says_so_and_the_world_goes_on(open_page: OpenPage
     world.page.wait_for_selector("#toast:has-text('microphone is not allowed')")
     assert world.stats()["voice"]["state"] == "off"
     world.moves()
+
+
+def test_a_microphone_that_is_allowed_after_the_button_was_let_go_is_closed(open_page: OpenPage, url: str) -> None:
+    world = open_page(url, before=ASKING)
+    world.moves()
+    world.page.click("#speak")
+    while not world.page.evaluate("window.asked === true"):
+        world.page.wait_for_timeout(20)
+    world.page.click("#speak")
+    world.wait("s.voice.state === 'off'")
+    assert world.page.evaluate("window.allow()") == ["ended"]
 
 
 def without_a_voice(route: Any) -> None:

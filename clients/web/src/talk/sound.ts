@@ -56,11 +56,16 @@ export class Sound {
   async listen(deviceId: string | null): Promise<void> {
     const wanted: MediaTrackConstraints = { echoCancellation: true, noiseSuppression: true, autoGainControl: true, channelCount: 1 };
     if (deviceId) wanted.deviceId = { exact: deviceId };
+    const { context } = this;
     let stream: MediaStream;
     try {
       stream = await navigator.mediaDevices.getUserMedia({ audio: wanted });
     } catch (error) {
       throw new SoundError(FAULTS[(error as DOMException).name] ?? "device_busy");
+    }
+    if (this.context !== context) { // closed while the browser asked
+      for (const track of stream.getTracks()) track.stop();
+      return;
     }
     this.deafen();
     this.stream = stream;
