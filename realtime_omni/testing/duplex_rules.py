@@ -38,6 +38,15 @@ def _silence(duplex: DuplexSpec, *directives: Directive) -> Frame:
     return Frame(np.zeros(duplex.input_samples, np.float32), directives)
 
 
+def _request(duplex: DuplexSpec, name: str) -> Directive:
+    """Raises Skip."""
+    if duplex.says:
+        return Say(name, "one two three four five six seven eight")
+    if duplex.takes_requests:
+        return Respond(name)
+    raise Skip("the model cannot be asked to speak")
+
+
 def _shape(lab: Lab) -> str | None:
     """A duplex tick is one frame of sound, whatever was heard."""
     duplex = _duplex(lab)
@@ -65,12 +74,7 @@ def _grammar(lab: Lab) -> str | None:
 def _cancel(lab: Lab) -> str | None:
     """A cancelled response is silent at once, and ends in the same tick."""
     duplex = _duplex(lab)
-    if duplex.says:
-        request: Directive = Say("x", "one two three four five six seven eight")
-    elif duplex.takes_requests:
-        request = Respond("x")
-    else:
-        raise Skip("the model cannot be asked to speak")
+    request = _request(duplex, "x")
     engine = lab.engine("a")
     signals: list[Signal] = list(_hear(engine, _silence(duplex, request)).signals)
     waited_ms = 0.0
@@ -84,6 +88,24 @@ def _cancel(lab: Lab) -> str | None:
     assert [(s.response, s.reason) for s in ends] == [("x", "cancelled")], f"the cancel ended {ends}"
     assert not any(isinstance(s, Speaking) for s in chunk.signals), "it speaks in the frame that cancels it"
     assert not array(chunk.artifacts[lab.spec.primary].data).any(), "the frame that cancels it is not silent"
+    return None
+
+
+def _withdrawal(lab: Lab) -> str | None:
+    """A response that waits and is cancelled by name is told as started and ended, and the one before it has its turn."""
+    duplex = _duplex(lab)
+    engine, grammar, signals = lab.engine("a"), SignalGrammar(), list[Signal]()
+    asked = _silence(duplex, _request(duplex, "x"), _request(duplex, "y"))
+    frames = [asked, _silence(duplex, Cancel("y")), *[_silence(duplex)] * int(QUIET_S * 1000 / duplex.frame_ms)]
+    for number, frame in enumerate(frames):
+        told = _hear(engine, frame).signals
+        grammar.take(told, number * duplex.frame_ms, (number + 1) * duplex.frame_ms)
+        signals += told
+        if number and any(isinstance(s, Speaking) and s.response == "x" for s in signals):
+            break
+    else:
+        raise AssertionError("the one that was asked for first does not speak")
+    assert [s.reason for s in signals if isinstance(s, ResponseEnded) and s.response == "y"] == ["cancelled"]
     return None
 
 
@@ -109,4 +131,4 @@ def _refusals(lab: Lab) -> str | None:
     return f"{len(wrong)} frames"
 
 
-DUPLEX_RULES: tuple[Callable[[Lab], str | None], ...] = (_shape, _grammar, _cancel, _refusals)
+DUPLEX_RULES: tuple[Callable[[Lab], str | None], ...] = (_shape, _grammar, _cancel, _withdrawal, _refusals)

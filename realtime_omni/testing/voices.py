@@ -206,6 +206,8 @@ class TinyTurnCommit(DuplexBase):
                     state = _remember(state, Turn("instructions", "system", _letters(text)))
                 case Respond() if len(state.asked) < MOST_TURNS:
                     state = replace(state, asked=(*state.asked, directive.id))
+                case Respond():
+                    signals += (ResponseStarted(directive.id), ResponseEnded(directive.id, "failed"))
                 case Cancel():
                     state = _cancel(state, directive, signals)
                 case Truncate():
@@ -250,8 +252,10 @@ def _cut(turn: Turn, response: str, heard_ms: float) -> Turn:
 
 
 def _cancel(state: Conversation, directive: Cancel, signals: list[Signal]) -> Conversation:
-    if directive.response is None:
-        state = replace(state, asked=())
+    for waiting in state.asked:
+        if directive.response in (None, waiting):
+            signals += (ResponseStarted(waiting), ResponseEnded(waiting, "cancelled"))
+            state = replace(state, asked=tuple(name for name in state.asked if name != waiting))
     answer = state.answer
     if answer is None or directive.response not in (None, answer.id):
         return state

@@ -42,17 +42,26 @@ def obey(speaker: Speaker, directives: Sequence[Directive], signals: list[Signal
         match directive:
             case Respond() if len(speaker.requested) < MOST_REQUESTED:
                 speaker = replace(speaker, requested=(*speaker.requested, directive.id))
+            case Respond():
+                signals += (ResponseStarted(directive.id), ResponseEnded(directive.id, "failed"))
             case Cancel(response=None):
-                speaker, stopped = _stop(replace(speaker, requested=()), signals)
+                speaker, stopped = _stop(_withdraw(speaker, speaker.requested, signals), signals)
                 silenced |= stopped
             case Cancel(response=named) if named == speaker.response:
                 speaker, stopped = _stop(speaker, signals)
                 silenced |= stopped
             case Cancel(response=named):
-                speaker = replace(speaker, requested=tuple(r for r in speaker.requested if r != named))
+                speaker = _withdraw(speaker, tuple(r for r in speaker.requested if r == named), signals)
             case _:
                 pass
     return speaker, silenced
+
+
+def _withdraw(speaker: Speaker, names: Sequence[str], signals: list[Signal]) -> Speaker:
+    """These have no turn any more."""
+    for name in names:
+        signals += (ResponseStarted(name), ResponseEnded(name, "cancelled"))
+    return replace(speaker, requested=tuple(name for name in speaker.requested if name not in names))
 
 
 def _stop(speaker: Speaker, signals: list[Signal]) -> tuple[Speaker, bool]:
