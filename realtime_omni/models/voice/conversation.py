@@ -23,7 +23,9 @@ def add(entries: Entries, entry: Entry, after: str | None = None) -> Entries:
     where = len(entries)
     if after is not None:
         where = 0 if after == "" else next((i + 1 for i, e in enumerate(entries) if e.id == after), where)
-    grown = (*entries[:where], replace(entry, text=entry.text[:MOST_CHARS]), *entries[where:])
+    if entry.kind != "call":  # whose arguments are JSON, which an endpoint reads back and refuses when it is cut
+        entry = replace(entry, text=entry.text[:MOST_CHARS])
+    grown = (*entries[:where], entry, *entries[where:])
     return grown[-MOST_ENTRIES:]
 
 

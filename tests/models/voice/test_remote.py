@@ -207,14 +207,31 @@ def test_a_language_model_that_fails_is_said_and_the_call_goes_on(stub, web, cap
     assert [m["content"] for m in stub.requests[-1].json["messages"]][1:] == ["Hello?"]
 
 
-@pytest.mark.parametrize("arguments", ["", "[1]", '{"a"', '"text"'])
-def test_arguments_that_are_no_object_are_not_passed_on(stub, web, arguments):
+DEEP = '{"a": ' + "[" * 3000 + "]" * 3000 + "}"
+
+
+@pytest.mark.parametrize("arguments", ["", "[1]", '{"a"', '"text"', '{"a": NaN}', DEEP])
+def test_arguments_that_are_no_object_are_not_passed_on(stub, web, caplog, arguments):
     calls = [{"function": {"name": "weather", "arguments": arguments}}]
     stub.answers[CHAT] = sends(event({"tool_calls": calls}, finish="stop"))
     talk = talk_with(language=chat(web, stub))
     talk.tell(Configure(tools=(WEATHER,)), AddText("Hello?"), Respond("x"))
     ended(talk)
     assert [json.loads(c.arguments) for c in talk.of(ToolCall)] == ([{}] if arguments == "" else [])
+    assert "Traceback" not in caplog.text
+
+
+def test_long_arguments_of_a_call_are_read_back_whole(stub, web):
+    arguments = json.dumps({"city": "x" * 5000})
+    call = event({"tool_calls": [{"function": {"name": "weather", "arguments": arguments}}]}, finish="stop")
+    stub.answers[CHAT] = sends(call)
+    talk = talk_with(language=chat(web, stub))
+    talk.tell(Configure(tools=(WEATHER,)), AddText("Hello?"), Respond("x"))
+    ended(talk)
+    stub.answers[CHAT] = says("It rains.")
+    talk.tell(ToolResult(talk.of(ToolCall)[0].call_id, "rain"), Respond("y"))
+    ended(talk)
+    assert stub.requests[1].json["messages"][-2]["tool_calls"][0]["function"]["arguments"] == arguments
 
 
 @pytest.mark.parametrize("second", [0, 1])
@@ -356,6 +373,18 @@ def test_two_hundred_interrupted_answers_leave_no_connection_and_no_thread(stub,
     assert threading.active_count() == threads
     assert len(web._client._transport._pool.connections) <= 1
     assert len(web._client._transport._pool.connections) <= 1
+
+
+def test_a_letter_of_several_bytes_may_come_in_pieces(stub, web):
+    async def bytewise(request, send):
+        for byte in (
+            b'data: {"choices": [{"delta": {"content": "Gr\xc3\xbc\xc3\x9fe \xf0\x9f\x98\x80."}}]}\n\ndata: [DONE]\n\n'
+        ):
+            await send(bytes([byte]))
+
+    stub.answers[CHAT] = bytewise
+    language = chat(web, stub)
+    assert language.draft(language.prompt(None, [("user", "Hello?")])).text == "Gr\u00fc\u00dfe \U0001f600."
 
 
 def test_events_come_in_any_pieces():

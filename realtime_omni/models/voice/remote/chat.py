@@ -137,9 +137,8 @@ class Reply(Request):
         if name not in self._tools:
             raise EndpointFailed(f"it calls {name[:64]!r}, which was not offered")
         try:
-            if not isinstance(json.loads(arguments or "{}"), dict):
-                raise ValueError
-        except ValueError:
+            msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError):
             raise EndpointFailed(f"its arguments of {name} are no JSON object") from None
         return Call(name, arguments or "{}")
 
