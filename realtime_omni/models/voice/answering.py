@@ -119,7 +119,9 @@ class Answerer:
             return None
         response = take_clauses(response, text, done=done)
         clip_of = partial(board.cast.asking.clip, call=board.call)
+        waiting = response.clauses
         response, audio, told = sound(response, board.cast.spec.output_samples, clip_of)
+        board.cast.asking.forgive(waiting[: len(waiting) - len(response.clauses)], board.call)
         board.set(response=response)
         if audio is not None:
             board.signals.append(Speaking(response.id))

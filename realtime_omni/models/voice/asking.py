@@ -79,6 +79,12 @@ class Asking:
             return _NOTHING
         return self._workshop.look(("say", clause), lambda: Clip(say(clause)), _NOTHING)
 
+    def forgive(self, clauses: tuple[str, ...], call: str) -> None:
+        """These were said, by whoever could: an endpoint that failed is asked again when they are said again."""
+        if self._parts.synthesizer is not None:
+            for clause in clauses:
+                self._parts.synthesizer.forgive(clause, call)
+
     def drop(self, clauses: tuple[str, ...], call: str) -> None:
         """The call does not want these any more."""
         if self._parts.synthesizer is not None:

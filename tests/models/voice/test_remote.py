@@ -537,6 +537,20 @@ def test_without_its_endpoint_a_clause_is_said_by_the_embedded_voice_or_told_as_
     assert bool(talk.audio.any()) is embedded
 
 
+def test_an_endpoint_that_failed_at_a_clause_is_asked_again_when_it_is_said_again(stub, web):
+    stub.answers[SPEECH] = sends(b"busy", 503)
+    talk = talk_with(synthesizer=mouth(web, stub), say=None)
+    talk.tell(Say("x", "Yes."))
+    ended(talk)
+    assert not talk.audio.any()
+    assert len(stub.requests) == 1
+    stub.answers[SPEECH] = sends(pcm(np.full(4800, 0.5)))
+    talk.tell(Say("y", "Yes."))
+    talk.wait(1000)
+    assert talk.audio.any()
+    assert len(stub.requests) == 2
+
+
 def test_samples_keep_the_pauses_inside_and_drop_those_around():
     quiet, loud = np.zeros(24_000), np.full(2_400, 0.5)
     samples = Samples(24_000)

@@ -50,6 +50,10 @@ class RemoteSynthesizer:
         """Asking begins it. Each call has sound of its own, which another's barge-in does not stop."""
         return self._asked.look((call, clause), clause)
 
+    def forgive(self, clause: str, call: str) -> None:
+        """Where it failed, the next time that this is said it is asked again."""
+        self._asked.forgive((call, clause))
+
     def drop(self, clause: str, call: str) -> None:
         self._asked.drop((call, clause))
 

@@ -200,6 +200,12 @@ class Asked(Generic[R]):
                 return
             self.drop(key)
 
+    def forgive(self, key: Hashable) -> None:
+        """Where it failed, it is asked again the next time."""
+        request = self._known.get(key)
+        if request is not None and request.done and request.failed:
+            del self._known[key]
+
     def drop(self, key: Hashable) -> None:
         """Nobody wants it any more; who does asks again."""
         request = self._known.pop(key, None)
