@@ -61,12 +61,14 @@ class Saving:
         from realtime_omni.snapshot.snapshot import Snapshot
 
         session, setup = entry.session, entry.setup
-        record = session.save(self._consumer.spec.name)
+        session.lifecycle.require("snapshot")
         if entry.released:
             raise StateError("worker state was released when the tick failed; there is nothing to save")
         if entry.flying and not self._consumer.spec.rollback_safe:
             raise StateError("a tick runs, and this model may edit state in a tick; ask again when it is over")
         worker, tensors = self._consumer.capture(session.id)
+        # The executor may remember less: history that was written anew is not what earlier moments saw.
+        record = session.save(self._consumer.spec.name, past=len(worker.past))
         began = SetupRecord(
             session_id=session.id, prompt=setup.prompt, seed=setup.seed, start=setup.start, outputs=entry.outputs
         )

@@ -292,15 +292,16 @@ class Session:
         self.controls = {c.track: c for c in moment.controls}
         self.chunk_index = moment.chunk_index
 
-    def save(self, model: str) -> SessionRecord:
-        """The session at its last committed chunk, its past and its journal included; a tick in flight is not part of it.
+    def save(self, model: str, past: int) -> SessionRecord:
+        """The session at its last committed chunk, its journal and ``past`` moments before it at most included; a tick in
+        flight is not part of it.
 
         Raises StateError unless it is ACTIVE, or FAILED (what the failed tick proposed was never kept)."""
         self.lifecycle.require("snapshot")
         return SessionRecord(
             epoch=self.epoch,
             present=_record(self.memento()),
-            past=tuple(_record(m) for m in self._past),
+            past=tuple(_record(m) for m in self.past[max(len(self._past) - past, 0) :]),
             intake=self.intake.save(),
             journal=self.journal.log(model, self.chunk_index).to_json(),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -138,6 +139,26 @@ def test_a_fork_keeps_the_old_window_and_nobody_goes_back_beyond_a_switch() -> N
     engine.next("a")
     engine.rewind("a", SWITCH + 1)
     engine.runner.check()
+
+
+@pytest.mark.parametrize("later", [0, 1], ids=["at once", "a chunk later"])
+def test_a_session_that_was_saved_behind_a_switch_goes_on(later: int) -> None:
+    """It has no past, or one block of it, whatever the recipe keeps."""
+    config = small_config(dtype="float32")
+    config = msgspec.structs.replace(config, kv=msgspec.structs.replace(config.kv, rewind_blocks=3))
+    engine = InlineEngine(tiny_lingbot(**SHAPE, recache=True), config)
+    engine.create("a", seed=1, prompt=OLD)
+    walk(engine, "a", SWITCH + 1 + later)
+    engine.restore(engine.snapshot("a"), "b")
+    for name in ("a", "b"):
+        with pytest.raises(OmniError) as caught:
+            engine.rewind(name, SWITCH)
+        assert caught.value.code == "not_retained"
+    if later:
+        engine.rewind("a", SWITCH + 1)
+        engine.rewind("b", SWITCH + 1)
+    ours, theirs = (engine.next(name).artifacts["latents"].data for name in ("a", "b"))
+    assert np.allclose(ours, theirs, atol=1e-6)
 
 
 @pytest.mark.slow
