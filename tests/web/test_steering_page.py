@@ -114,6 +114,15 @@ def test_without_permission_it_says_so_and_the_world_goes_on(open_page: OpenPage
     world.moves()
 
 
+def test_a_stop_acts_in_a_pause_too(open_page: OpenPage, start_server: StartServer) -> None:
+    lines = """puppet:options.lines=['call move {"direction": "forward"}', 'call halt {}']"""
+    world = listening(open_page(start_server("null", "puppet", "--set", lines)))
+    world.wait("s.keys.includes('w')")
+    world.page.keyboard.press("p")
+    world.wait("s.phase === 'paused'")
+    world.wait("s.keys.length === 0", 20)  # long before it stops by itself
+
+
 def test_a_microphone_that_is_allowed_after_the_button_was_let_go_is_closed(open_page: OpenPage, url: str) -> None:
     world = open_page(url, before=ASKING)
     world.moves()

@@ -199,8 +199,9 @@ export class App {
 
   /** What a voice asks for; what it is to know of it. */
   private steer(step: Step): string {
-    if (this.machine.phase !== "live") return "The world stands still now.";
-    if (step.kind === "place") this.prompt(step.prompt);
+    if (step.kind === "halt") this.steering.take(step); // in a pause, too: what it held would go on after it
+    else if (this.machine.phase !== "live") return "The world stands still now.";
+    else if (step.kind === "place") this.prompt(step.prompt);
     else if (step.kind === "hold" && !this.controls.knows(step.keys)) return "This world has no such way to go.";
     else this.steering.take(step);
     return "ok";
