@@ -69,6 +69,23 @@ def test_a_share_read_from_a_checkpoint_is_that_of_the_whole_network(checkpoint:
         assert torch.equal(ours, theirs), name
 
 
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        (["options.prompt_switch=recache", "parallel.sp=2"], "options.prompt_switch"),
+        (["options.prompt_switch=recache", "kv.window_frames=3"], "kv.window_frames"),
+        (["options.graphs=true", "parallel.sp=2"], "options.graphs"),
+    ],
+    ids=["recache on ranks", "recache under another window", "graphs on ranks"],
+)
+def test_what_does_not_go_together_is_refused_before_a_weight_is_read(
+    checkpoint: Path, changes: list[str], path: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        loader.load(recipe(checkpoint, *changes))
+    assert refused.value.path == path
+
+
 def test_a_recipe_whose_ranks_cannot_share_the_heads_is_refused_before_one_is_started(checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match="4 heads cannot be shared by 3") as refused:
         loader.load(recipe(checkpoint, "parallel.sp=3"))

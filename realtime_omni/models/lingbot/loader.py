@@ -90,8 +90,7 @@ def load(config: Config) -> LingBot:
     """Raises ConfigError, naming the option, the file or the tensors that do not fit."""
     options = config.options_as(Options)
     root = root_of(options.checkpoint)
-    if options.prompt_switch == "recache" and config.parallel.ranks > 1:
-        raise ConfigError("options.prompt_switch: recache runs on one device only", path="options.prompt_switch")
+    _check_together(config, options)
     folder = _folder(root)
     network = _local(config, options, folder) if config.parallel.ranks == 1 else _ranked(config, options, folder)
     try:
@@ -100,6 +99,19 @@ def load(config: Config) -> LingBot:
         if isinstance(network, RankedNetwork):
             network.close()
         raise
+
+
+def _check_together(config: Config, options: Options) -> None:
+    """What is no mistake alone. Raises ConfigError."""
+    if options.prompt_switch == "recache":
+        if config.parallel.ranks > 1:
+            raise ConfigError("options.prompt_switch: recache runs on one device only", path="options.prompt_switch")
+        if config.kv.window_frames is not None:  # the blocks that a state keeps are those of the options' window
+            raise ConfigError(
+                "kv.window_frames: with recache the window is options.window_frames", path="kv.window_frames"
+            )
+    if options.graphs and config.parallel.ranks > 1:
+        raise ConfigError("options.graphs: passes are replayed on one device only", path="options.graphs")
 
 
 def _with_pictures(
