@@ -197,7 +197,7 @@ class FakeSession:
             refused = error
 
         async def answer() -> EventAcceptance:
-            await _moments(self.manager.answer_takes)
+            await self.manager.answered()
             if refused is not None:
                 raise refused
             assert receipt is not None
@@ -328,7 +328,7 @@ class FakeSession:
         )
         twin.prompts = dict(self.prompts)
         try:
-            await _moments(self.manager.answer_takes)
+            await self.manager.answered()
         except asyncio.CancelledError:
             await twin.close("client")
             raise
@@ -350,7 +350,7 @@ class FakeSession:
         self.state = "active"
         if discarded:
             self.notify(FakeNotice("events_discarded", reason="rewind", event_ids=discarded))
-        await _moments(self.manager.answer_takes)
+        await self.manager.answered()
         return self.view
 
     def _branches(self) -> None:
@@ -443,6 +443,7 @@ class FakeManager:
         self.release_fails = False
         self.release_takes = 3
         self.answer_takes = 3
+        self.held: asyncio.Event | None = None  # answers wait until it is set, instead of for `answer_takes`
         self.chunk_takes = 0
         self.commits_although_cancelled = False
         self.ticks_started = 0
@@ -454,6 +455,12 @@ class FakeManager:
         self._permits = 0
 
     # -- what a test does ------------------------------------------------------------------------------------------
+
+    async def answered(self) -> None:
+        if self.held is not None:
+            await self.held.wait()
+        else:
+            await _moments(self.answer_takes)
 
     def hold(self) -> None:
         """From now on ticks wait."""

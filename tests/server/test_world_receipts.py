@@ -67,7 +67,7 @@ async def test_receipts_that_are_under_way_when_the_socket_is_lost_reach_whoever
     manager: FakeManager, hub: WorldHub
 ) -> None:
     client = await on_demand(hub)
-    manager.answer_takes = 2000
+    manager.held = asyncio.Event()
     client.press(1, id="a")
     client.press(2, prompt="nonsense", id="b")
     client.press(3, id="c")
@@ -75,6 +75,7 @@ async def test_receipts_that_are_under_way_when_the_socket_is_lost_reach_whoever
     await client.drop()
     back = Client(hub)
     await back.resume("s", client.token, client.last_seq)
+    manager.held.set()
     for event_id in (1, 3):
         receipt = await back.until("event.accepted", event_id=event_id)
         assert (receipt.status, receipt.re) == ("accepted", None)  # ``re`` names a message of the connection before
@@ -85,7 +86,7 @@ async def test_receipts_that_are_under_way_when_the_socket_is_lost_reach_whoever
 
 async def test_a_takeover_gets_the_receipts_that_were_under_way(manager: FakeManager, hub: WorldHub) -> None:
     old = await on_demand(hub)
-    manager.answer_takes = 2000
+    manager.held = asyncio.Event()
     old.press(1)
     old.send("session.next")
     old.press(2, prompt="nonsense")
@@ -94,6 +95,7 @@ async def test_a_takeover_gets_the_receipts_that_were_under_way(manager: FakeMan
     await new.resume("s", old.token, old.last_seq, takeover=True)
     assert (await old.end())[0] == 4409
     assert not said(old, "event.accepted", "error")
+    manager.held.set()
     assert (await new.until("event.accepted")).event_id == 1
     new.send("session.next")
     chunk, _ = await new.block()

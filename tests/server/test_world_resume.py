@@ -337,12 +337,13 @@ async def test_an_answer_that_another_connection_reads_carries_no_id_of_the_firs
 ) -> None:
     first = Client(hub)
     await first.start(session_id="s", cadence="on_demand")
-    manager.answer_takes = 2000
+    manager.held = asyncio.Event()
     first.transport.flowing.clear()  # it hangs, so it cannot even be told that it is over
     first.send("session.fork", id="7")
     await eventually(lambda: len(manager.live) == 2)
     second = Client(hub)
     await second.resume("s", first.token, first.last_seq, takeover=True)
+    manager.held.set()
     assert (await second.until("session.forked")).re is None
     first.transport.flowing.set()
     await first.end()
