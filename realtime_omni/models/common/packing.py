@@ -6,7 +6,8 @@ Owns the checks that every model needs. A packed state may come from a file that
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ from realtime_omni.errors import ArgumentError
 from realtime_omni.models.base import PackedState
 
 S = TypeVar("S", bound=msgspec.Struct)
+_SAMPLE_BYTES = 1 << 20
 
 
 def unpack_values(packed: PackedState, kind: type[S], tensors: Collection[str] = ()) -> S:
@@ -54,4 +56,17 @@ def fingerprint(*parts: str, weights: nn.Module | None = None) -> str:
     for name, tensor in sorted((weights.state_dict() if weights is not None else {}).items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def fingerprint_of_files(files: Iterable[Path], *parts: str) -> str:
+    """Over the parts, names, sizes, and a megabyte of each end of the files: weights too large to read twice."""
+    digest = hashlib.sha256(repr(parts).encode())
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_SAMPLE_BYTES))
+            file.seek(max(size - _SAMPLE_BYTES, 0))
+            digest.update(file.read())
     return digest.hexdigest()

@@ -20,10 +20,10 @@ import torch
 from msgspec import Meta
 
 from realtime_omni.errors import ConfigError
+from realtime_omni.models.common.packing import fingerprint_of_files
 from realtime_omni.models.common.wan.checkpoint import (
     Progress,
     Stored,
-    fingerprint,
     head_size,
     part_of,
     read_json,
@@ -33,7 +33,7 @@ from realtime_omni.models.common.wan.clip import CLIPVision
 from realtime_omni.models.common.wan.text import UMT5
 from realtime_omni.models.common.wan.transformer import PATCH, WanConfig
 from realtime_omni.models.common.wan.vae import WanVAE
-from realtime_omni.models.common.wan.weights import NATIVE, load_transformer
+from realtime_omni.models.common.wan.weights import NATIVE, load_transformer, shards
 from realtime_omni.models.common.weights import Names
 from realtime_omni.models.dreamzero.model import DreamZero, Settings
 from realtime_omni.models.dreamzero.network import DreamZeroConfig, DreamZeroTransformer
@@ -157,7 +157,7 @@ def load(config: Config) -> DreamZero:
         options.settings(),
         statistics=dict.fromkeys(("state", "actions"), f"{METADATA}: {options.embodiment}"),
         device=config.device,
-        fingerprint=fingerprint(root, repr(options.settings()), repr(robot), config.dtype),
+        fingerprint=fingerprint_of_files(shards(root), repr(options.settings()), repr(robot), config.dtype),
     )
 
 

@@ -18,14 +18,15 @@ from msgspec import Meta
 
 from realtime_omni.config import Config, Device
 from realtime_omni.errors import ConfigError
-from realtime_omni.models.common.wan.checkpoint import Progress, Stored, fingerprint, head_size, part_of, root_of
+from realtime_omni.models.common.packing import fingerprint_of_files
+from realtime_omni.models.common.wan.checkpoint import Progress, Stored, head_size, part_of, root_of
 from realtime_omni.models.common.wan.ranks import RankedNetwork, WanReplica
 from realtime_omni.models.common.wan.sharded import ShardedTransformer, check_grid
 from realtime_omni.models.common.wan.text import UMT5
 from realtime_omni.models.common.wan.tiny_decoder import TinyDecoder
 from realtime_omni.models.common.wan.transformer import PATCH, WanConfig, WanTransformer
 from realtime_omni.models.common.wan.vae import WanVAE
-from realtime_omni.models.common.wan.weights import load_transformer
+from realtime_omni.models.common.wan.weights import load_transformer, shards
 from realtime_omni.models.lingbot.model import LingBot, Settings
 from realtime_omni.parallel.mesh import Grid, Mesh
 from realtime_omni.parallel.team import Team
@@ -132,7 +133,9 @@ def _with_pictures(
         tiny=tiny,
         graphs=options.graphs,
         device=config.device,
-        fingerprint=fingerprint(folder, repr(options.settings()), config.dtype, *_variants(options.fp8, small)),
+        fingerprint=fingerprint_of_files(
+            shards(folder), repr(options.settings()), config.dtype, *_variants(options.fp8, small)
+        ),
     )
 
 

@@ -15,11 +15,12 @@ import torch
 from msgspec import Meta
 
 from realtime_omni.errors import ConfigError
-from realtime_omni.models.common.wan.checkpoint import Progress, Stored, fingerprint, head_size, part_of, root_of
+from realtime_omni.models.common.packing import fingerprint_of_files
+from realtime_omni.models.common.wan.checkpoint import Progress, Stored, head_size, part_of, root_of
 from realtime_omni.models.common.wan.clip import CLIPVision
 from realtime_omni.models.common.wan.transformer import PATCH
 from realtime_omni.models.common.wan.vae import WanVAE
-from realtime_omni.models.common.wan.weights import DIFFUSERS, load_transformer
+from realtime_omni.models.common.wan.weights import DIFFUSERS, load_transformer, shards
 from realtime_omni.models.common.weights import Names
 from realtime_omni.models.matrix_game.actions import MOUSE, PICTURES
 from realtime_omni.models.matrix_game.controls import KEYBOARD
@@ -110,7 +111,7 @@ def load(config: Config) -> MatrixGame:
         options.settings(),
         vae=vae,
         device=config.device,
-        fingerprint=fingerprint(folder, repr(options.settings()), config.dtype),
+        fingerprint=fingerprint_of_files(shards(folder), repr(options.settings()), config.dtype),
     )
 
 

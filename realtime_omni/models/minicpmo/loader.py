@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from dataclasses import replace
 from importlib import import_module
@@ -14,6 +13,7 @@ import torch
 from msgspec import Meta
 
 from realtime_omni.errors import ConfigError, ErrorCode, OmniError
+from realtime_omni.models.common.packing import fingerprint_of_files
 from realtime_omni.models.minicpmo.config import Config45, read_config
 from realtime_omni.models.minicpmo.ears import Ears
 from realtime_omni.models.minicpmo.model import MiniCPMO
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 Temperature = Annotated[float, Meta(ge=0, le=10)]
 Factor = Annotated[float, Meta(gt=0, le=10)]
-_SAMPLE_BYTES = 1 << 20
 
 
 class MiniCPMOOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,7 +94,7 @@ def load(config: Config) -> MiniCPMO:
         settings,
         voices={name: tokens_of(ears, sound) for name, sound in sounds.items()},
         device=config.device,
-        fingerprint=fingerprint(used, *parts),
+        fingerprint=fingerprint_of_files(used, *parts),
     )
 
 
@@ -152,19 +151,6 @@ def open_vocoder(options: MiniCPMOOptions, folder: Path, device: str) -> Vocoder
         raise
     except Exception as error:
         raise ConfigError(f"the vocoder could not be loaded: {error}", path=path) from error
-
-
-def fingerprint(files: list[Path], *parts: str) -> str:
-    """Over names, sizes, and a megabyte of each end of the files: weights too large to read twice."""
-    digest = hashlib.sha256(repr(parts).encode())
-    for path in files:
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(_SAMPLE_BYTES))
-            file.seek(max(size - _SAMPLE_BYTES, 0))
-            digest.update(file.read())
-    return digest.hexdigest()
 
 
 __all__ = ["MiniCPMOOptions", "load"]

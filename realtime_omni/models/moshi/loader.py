@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from msgspec import Meta
 
 from realtime_omni.errors import ConfigError
+from realtime_omni.models.common.packing import fingerprint_of_files
 from realtime_omni.models.moshi.config import MOSHI_7B, LMConfig, MimiConfig, mimi_config, read_config
 from realtime_omni.models.moshi.mimi import Mimi
 from realtime_omni.models.moshi.model import Moshi, Settings
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 Temperature = Annotated[float, Meta(ge=0, le=10)]
 TopK = Annotated[int, Meta(ge=0)]
-_SAMPLE_BYTES = 1 << 20
 
 
 class MoshiOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,7 +80,7 @@ def load(config: Config) -> Moshi:
         settings,
         voices=voices,
         device=config.device,
-        fingerprint=fingerprint(used, repr((sizes, settings, config.dtype))),
+        fingerprint=fingerprint_of_files(used, repr((sizes, settings, config.dtype))),
     )
 
 
@@ -100,19 +99,6 @@ def mimi_sizes(folder: Path) -> MimiConfig:
         return mimi_config(json.loads(file.read_bytes()))
     except ValueError:
         raise ConfigError("mimi_config.json is no JSON", path="mimi_config.json") from None
-
-
-def fingerprint(files: list[Path], *parts: str) -> str:
-    """Over names, sizes, and a megabyte of each end of the files: weights too large to read twice."""
-    digest = hashlib.sha256(repr(parts).encode())
-    for path in files:
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(_SAMPLE_BYTES))
-            file.seek(max(size - _SAMPLE_BYTES, 0))
-            digest.update(file.read())
-    return digest.hexdigest()
 
 
 __all__ = ["MoshiOptions", "load"]

@@ -15,10 +15,10 @@ from models.wan.native import native
 from realtime_omni.config import load
 from realtime_omni.errors import ConfigError
 from realtime_omni.models.common.fp8 import quantise
-from realtime_omni.models.common.wan.checkpoint import fingerprint
+from realtime_omni.models.common.packing import fingerprint_of_files
 from realtime_omni.models.common.wan.transformer import WanTransformer
 from realtime_omni.models.common.wan.vae import WanVAE
-from realtime_omni.models.common.wan.weights import load_transformer
+from realtime_omni.models.common.wan.weights import load_transformer, shards
 from realtime_omni.models.lingbot.loader import dimensions
 from realtime_omni.models.lingbot.loader import load as load_model
 
@@ -94,14 +94,14 @@ def test_a_tensor_that_is_stored_twice_or_quantised_is_refused(
 
 def test_the_fingerprint_knows_the_weights_and_the_settings(checkpoint: Path) -> None:
     folder = checkpoint / "transformers"
-    before = fingerprint(folder, "a")
-    assert fingerprint(folder, "a") == before
-    assert fingerprint(folder, "b") != before
+    before = fingerprint_of_files(shards(folder), "a")
+    assert fingerprint_of_files(shards(folder), "a") == before
+    assert fingerprint_of_files(shards(folder), "b") != before
     path = folder / "model-00002-of-00002.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(bytes(data))
-    assert fingerprint(folder, "a") != before
+    assert fingerprint_of_files(shards(folder), "a") != before
 
 
 @pytest.mark.parametrize(

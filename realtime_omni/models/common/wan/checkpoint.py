@@ -1,11 +1,10 @@
 """What a loader of the Wan family asks of a checkpoint's folder before it reads a weight.
 
-Owns: dimensions read off the stored shapes, the folders of a pipeline's parts, a fingerprint, the progress of a load.
+Owns: dimensions read off the stored shapes, the folders of a pipeline's parts, the progress of a load.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
@@ -23,7 +22,6 @@ log = logging.getLogger(__name__)
 
 HEAD_DIM = 128
 """Of every published Wan network."""
-_SAMPLE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +76,6 @@ def part_of(root: Path, given: str | None, name: str) -> Path:
             path=f"options.{name}",
         )
     return folder
-
-
-def fingerprint(folder: Path, *parts: str) -> str:
-    """Over names, sizes and headers of the shards and a megabyte at the end of each: weights too large to read twice."""
-    digest = hashlib.sha256(repr(parts).encode())
-    for path in shards(folder):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(min(size, _SAMPLE_BYTES)))
-            file.seek(max(size - _SAMPLE_BYTES, 0))
-            digest.update(file.read())
-    return digest.hexdigest()
 
 
 class Progress:
