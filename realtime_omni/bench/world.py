@@ -244,7 +244,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", default="null", help="a recipe or model: null, tiny-world, ...")
     parser.add_argument("--sessions", type=int, default=1)
     parser.add_argument("--chunks", type=int, default=200, help="per session")
-    parser.add_argument("--hz", type=float, default=12.0, help="blocks per second and session, on demand")
+    parser.add_argument("--hz", type=float, help="blocks per second and session, on demand (default: 12)")
     parser.add_argument("--fps", type=float, help="frames per second of a paced session (default: the model's)")
     parser.add_argument("--cadence", choices=("paced", "on_demand"), help="default: on_demand for null, else paced")
     parser.add_argument(
@@ -259,6 +259,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="one JSON object and nothing else")
     args = parser.parse_args(argv)
     args.cadence = args.cadence or ("on_demand" if args.model == "null" else "paced")
+    if args.cadence == "paced" and args.hz is not None:
+        parser.error("--hz is for --cadence on_demand; a paced session has --fps")
+    if args.cadence == "on_demand" and args.fps is not None:
+        parser.error("--fps is for --cadence paced; on demand there is --hz")
+    args.hz = 12.0 if args.hz is None else args.hz
     args.format = args.format or ("jpeg" if args.model == "null" else "h264")
     if args.model != "null" and args.cadence == "paced":
         args.resume = args.resume or args.chunks >= 20
