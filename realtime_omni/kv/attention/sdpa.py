@@ -149,7 +149,7 @@ class SdpaPlan:
         self._rows = self._windows[None]
         self._groups: dict[tuple[tuple[int, ...], bool, bool, int | None], tuple[_Group, ...]] = {}
         self._buffers: dict[tuple[int, tuple[int, ...], bool, int | None], tuple[Tensor, Tensor]] = {}
-        self._lent: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
+        self._borrowed: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
         self._slots: dict[tuple[int, bool, int | None], Tensor] = {}
         self._written = [0] * len(self._rows)
         self._closed = False
@@ -213,7 +213,7 @@ class SdpaPlan:
         (group,) = self._grouped(tuple(rows), alone=False, ahead=False, window=None)
         for layer, buffers in enumerate(history):
             self._fill(layer, group, buffers)
-            self._lent[layer, group.rows] = buffers
+            self._borrowed[layer, group.rows] = buffers
 
     def complete(self, row: int) -> bool:
         """See ``AttentionPlan.complete``."""
@@ -223,7 +223,7 @@ class SdpaPlan:
         """Drop the gathered history."""
         self._closed = True
         self._buffers.clear()
-        self._lent.clear()
+        self._borrowed.clear()
         self._slots.clear()
 
     def _attend_group(self, layer: int, group: _Group, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -242,8 +242,8 @@ class SdpaPlan:
 
     def _history(self, layer: int, group: _Group, tokens: int) -> tuple[Tensor, Tensor]:
         """Buffers ``[rows, kv_heads, history + tokens, head_dim]`` with the history part filled."""
-        if not group.ahead and (lent := self._lent.get((layer, group.rows))) is not None:
-            return lent
+        if not group.ahead and (borrowed := self._borrowed.get((layer, group.rows))) is not None:
+            return borrowed
         key = (layer if self._cache_history else -1, group.rows, group.ahead, group.window)
         buffers = self._buffers.get(key)
         if buffers is not None and self._cache_history:
