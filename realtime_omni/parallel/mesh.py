@@ -63,29 +63,32 @@ class Meter:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._host_ms = 0.0
+        self._spans: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._host: list[tuple[str, float]] = []
 
     @contextmanager
-    def span(self) -> Iterator[None]:
+    def span(self, kind: str) -> Iterator[None]:
         if self._device.type != "cuda":
             began_s = time.perf_counter()
             yield
-            self._host_ms += (time.perf_counter() - began_s) * 1000
+            self._host.append((kind, (time.perf_counter() - began_s) * 1000))
             return
         before, after = (_event(timed=True) for _ in range(2))
         before.record()
         yield
         after.record()
-        self._spans.append((before, after))
+        self._spans.append((kind, before, after))
+
+    def take_each(self) -> list[tuple[str, float]]:
+        """Kind (``broadcast``, ``exchange``, ``gather``, ``sum``) and milliseconds of each since the last call, in order. The
+        device must be idle."""
+        taken = self._host + [(kind, before.elapsed_time(after)) for kind, before, after in self._spans]
+        self._spans, self._host = [], []
+        return taken
 
     def take_ms(self) -> float:
-        """Since the last call. The device must be idle."""
-        spent = self._host_ms
-        for before, after in self._spans:
-            spent += before.elapsed_time(after)
-        self._spans, self._host_ms = [], 0.0
-        return spent
+        """All of them together."""
+        return sum(ms for _, ms in self.take_each())
 
 
 class Mesh:
@@ -127,7 +130,7 @@ class Mesh:
 
     def broadcast(self, x: Tensor) -> Tensor:
         """From rank 0 to all, into ``x``."""
-        with self._span():
+        with self._span("broadcast"):
             dist.broadcast(x, 0)
         return x
 
@@ -158,7 +161,7 @@ class Mesh:
 
     def _gathered(self, x: Tensor, count: int, group: dist.ProcessGroup | None) -> Tensor:
         out = x.new_empty((count * x.shape[0], *x.shape[1:]))
-        with self._span():
+        with self._span("gather"):
             _all_gather(out, x.contiguous(), group=group)
         return out.view(count, *x.shape).transpose(0, 1).flatten(1, 2)
 
@@ -166,13 +169,13 @@ class Mesh:
         """Partial sums [B, P t, D] of the tensor group to this rank's tokens of the sum, [B, t, D]."""
         parts = _split(x, self.grid.tensor_size)
         out = torch.empty_like(parts[0])
-        with self._span():
+        with self._span("sum"):
             _reduce_scatter(out, parts.flatten(0, 1), group=self._tensor)
         return out
 
     def summed(self, x: Tensor) -> Tensor:
         """Over the tensor group, in place."""
-        with self._span():
+        with self._span("sum"):
             dist.all_reduce(x, group=self._tensor)
         return x
 
@@ -183,8 +186,8 @@ class Mesh:
             self._left = True
             _abort_process_group()
 
-    def _span(self) -> _Span:
-        return _Span(self.meter)
+    def _span(self, kind: str) -> _Span:
+        return _Span(self.meter, kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +203,7 @@ class Exchange:
     def wait(self) -> Tensor:
         """What came, in the order of the ranks; only the device waits (a CPU is the device)."""
         if self.work is not None:
-            with _Span(self.mesh.meter):
+            with _Span(self.mesh.meter, "exchange"):
                 self.work.wait()
         return self.received
 
@@ -210,8 +213,8 @@ class _Span:
 
     __slots__ = ("_inner",)
 
-    def __init__(self, meter: Meter | None) -> None:
-        self._inner = None if meter is None else meter.span()
+    def __init__(self, meter: Meter | None, kind: str) -> None:
+        self._inner = None if meter is None else meter.span(kind)
 
     def __enter__(self) -> None:
         if self._inner is not None:
