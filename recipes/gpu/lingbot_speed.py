@@ -240,7 +240,7 @@ def attention_error(parts: Parts) -> dict[str, Any]:
         exact = TorchKernel()(q, k, v, None).float()
         got = kernel(q, to_e4m3(k), to_e4m3(v), None).float()
         found[f"{tokens} x {seen}"] = round(float((got - exact).norm() / exact.norm()), 4)
-    plans = getattr(getattr(kernel, "_cudnn", None), "_plans", {})
+    plans = getattr(getattr(kernel, "_on_gpu", None), "_plans", {})
     return {"error": found, "out": [str(plan.out_dtype) for plan in plans.values()]}
 
 

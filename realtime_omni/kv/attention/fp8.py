@@ -12,6 +12,7 @@ Elsewhere the same numbers are multiplied in float32, which is slow, and what th
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,10 +48,12 @@ class Fp8Kernel:
 
     dtype: torch.dtype | None = E4M3
 
-    def __init__(self, device: torch.device | str) -> None:
-        """Raises BackendUnavailable on a CUDA device that cannot, or without the package."""
-        self._cudnn = _Cudnn(torch.device(device)) if torch.device(device).type == "cuda" else None
-        self._append = _append if self._cudnn is None else _Compiled(_append)
+    def __init__(self, device: torch.device | str, library: str = "auto") -> None:
+        """``library``: ``flash3``, ``cudnn``, or whichever is there, in this order. Raises BackendUnavailable on a CUDA device
+        that cannot, or without the package."""
+        place = torch.device(device)
+        self._on_gpu = _library(place, library) if place.type == "cuda" else None
+        self._append = _append if self._on_gpu is None else _Compiled(_append)
 
     def gather(self, x: Tensor, out: Tensor) -> None:
         _append(x, out)
@@ -62,9 +65,9 @@ class Fp8Kernel:
         """See ``Kernel``. Raises BackendUnavailable on a mask, on grouped heads, and on shapes that cuDNN has no plan for."""
         if mask is not None or q.shape[1] != keys.shape[1]:
             raise BackendUnavailable("attention in eight bits has no mask and as many key heads as query heads")
-        if self._cudnn is None:
+        if self._on_gpu is None:
             return reference(to_e4m3(q), to_e4m3(keys), to_e4m3(values)).to(q.dtype)
-        return self._cudnn.run(q, to_e4m3(keys), to_e4m3(values))
+        return self._on_gpu.run(q, to_e4m3(keys), to_e4m3(values))
 
 
 def _append(x: Tensor, out: Tensor) -> None:
@@ -73,6 +76,37 @@ def _append(x: Tensor, out: Tensor) -> None:
 
 def _divided(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return (x.float() / scale).to(dtype)
+
+
+def _library(device: torch.device, name: str) -> _Flash3 | _Cudnn:
+    if torch.cuda.get_device_capability(device) < (9, 0):
+        raise BackendUnavailable("attention in eight bits needs a CUDA device of capability 9.0")
+    hopper = torch.cuda.get_device_capability(device)[0] == 9
+    if name == "flash3" or (name == "auto" and hopper and importlib.util.find_spec("fa3_fwd_interface")):
+        try:
+            return _Flash3()
+        except BackendUnavailable:
+            if name == "flash3":
+                raise
+            log.exception("FlashAttention-3 is installed and does not load; attention is by cuDNN")
+    return _Cudnn(device)
+
+
+class _Flash3:
+    """FlashAttention-3's forward kernel (package ``fa3-fwd``; Hopper). Its output is bfloat16, its probabilities at most 1."""
+
+    def __init__(self) -> None:
+        try:
+            self._attend: Any = importlib.import_module("fa3_fwd_interface").flash_attn_func
+        except (ImportError, OSError) as error:
+            raise BackendUnavailable(f"attention by FlashAttention-3 needs fa3-fwd: {error}") from error
+        self._rounded = _Compiled(to_e4m3)
+
+    def run(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """See ``_Cudnn.run``."""
+        parts = [part.transpose(1, 2) for part in (self._rounded(q), keys, values)]
+        out: Tensor = self._attend(*parts, softmax_scale=q.shape[-1] ** -0.5)
+        return out.transpose(1, 2).to(q.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +121,6 @@ class _Cudnn:
     operations it would take a quarter of the kernel's time."""
 
     def __init__(self, device: torch.device) -> None:
-        if torch.cuda.get_device_capability(device) < (9, 0):
-            raise BackendUnavailable("attention in eight bits needs a CUDA device of capability 9.0")
         try:
             torch.backends.cudnn.version()  # type: ignore[no-untyped-call]  # loads the library that the package looks for
             self._cudnn: Any = importlib.import_module("cudnn")
@@ -141,7 +173,16 @@ class _Cudnn:
             return _Plan(graph, torch.empty(size, dtype=torch.uint8, device=self._device), out_dtype)
         raise BackendUnavailable(f"cuDNN has no attention in eight bits for {tuple(q.shape)}: {'; '.join(refusals)}")
 
-    def _graph(self, q: Tensor, keys: Tensor, values: Tensor, out_dtype: torch.dtype) -> Any:
+    def _graph(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        out_dtype: torch.dtype,
+        *,
+        modes: tuple[Any, ...] | None = None,
+        build: bool = True,
+    ) -> Any:
         """uids: q k v, their three descales, the probabilities' descale and scale, the output's scale, output, two maxima."""
         cudnn, types = self._cudnn, self._cudnn.data_type
         graph = cudnn.pygraph(
@@ -179,9 +220,10 @@ class _Cudnn:
             tensor.set_data_type(types.FLOAT)
         graph.validate()
         graph.build_operation_graph()
-        graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+        graph.create_execution_plans(list(modes or (cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK)))
         graph.check_support()
-        graph.build_plans()
+        if build:
+            graph.build_plans()
         return graph
 
 

@@ -48,21 +48,22 @@ class Fp8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out] of the same dtype."""
-        rows, scale = quantised(x.reshape(-1, x.shape[-1]))
-        if x.is_cuda:
-            out = torch._scaled_mm(
+        return self.product(*quantised(x.reshape(-1, x.shape[-1])), x.dtype).view(*x.shape[:-1], -1)
+
+    def product(self, rows: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        """[rows, out] of ``dtype`` from what :func:`quantised` yields: e4m3 [rows, in], float32 [rows, 1]."""
+        if rows.is_cuda:
+            return torch._scaled_mm(
                 rows,
                 self.weight.t(),
                 scale_a=scale,
                 scale_b=self.scale,
                 bias=self.bias,
-                out_dtype=x.dtype,
+                out_dtype=dtype,
                 use_fast_accum=True,
             )
-        else:
-            product = (rows.float() @ self.weight.float().t()) * scale * self.scale
-            out = (product if self.bias is None else product + self.bias.float()).to(x.dtype)
-        return out.view(*x.shape[:-1], -1)
+        product = (rows.float() @ self.weight.float().t()) * scale * self.scale
+        return (product if self.bias is None else product + self.bias.float()).to(dtype)
 
 
 def quantise(module: nn.Module, names: Iterable[str]) -> None:

@@ -17,12 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from realtime_omni.models.common.wan import fused
 from realtime_omni.models.common.wan.rope import axis_channels, rotary, rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -236,6 +237,12 @@ class WanLayer(nn.Module):
             plain = getattr(type(self), part).__get__(self)
             setattr(self, part, torch.compile(plain, fullgraph=True, dynamic=dynamic))
 
+    def fuse_parts(self, operations: Any) -> None:
+        """What :meth:`compile_parts` is for, for a layer in eight bits; see :mod:`.fused`."""
+        layer = fused.FusedLayer(self, operations)
+        for part in ("before", "after"):
+            setattr(self, part, getattr(layer, part))
+
     def cross_input(self, x: Tensor) -> Tensor:
         weight, bias = self.cross_norm.weight.float(), self.cross_norm.bias.float()
         return functional.layer_norm(x.float(), x.shape[-1:], weight, bias, self.eps).to(x.dtype)
@@ -348,9 +355,15 @@ class WanTransformer(nn.Module):
     def compile_layers(self, *, dynamic: bool | None = False) -> None:
         """Have torch compile both halves of a layer, once for all; the first pass of each shape takes tens of seconds.
         ``dynamic``: as torch.compile's; None: a graph for any size from the second size on. What was compiled before is
-        compiled anew, as after an exchange of matrices it must be."""
+        compiled anew, as after an exchange of matrices it must be. Whole layers in eight bits on a GPU need no compiler: they
+        have kernels of their own (:mod:`.fused`)."""
+        whole = all(type(layer) is WanLayer for layer in self._layers)
+        kernels = fused.operations_for(self._layers) if whole else None
         for layer in self._layers:
-            layer.compile_parts(dynamic=dynamic)
+            if kernels is None:
+                layer.compile_parts(dynamic=dynamic)
+            else:
+                layer.fuse_parts(kernels)
 
     @property
     def _layers(self) -> Sequence[WanLayer]:
