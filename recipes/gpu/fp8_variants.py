@@ -111,11 +111,11 @@ def kernels_timed(bench: Bench) -> Found:
     works: dict[str, Callable[[], object]] = {
         "enter": lambda: do.mix(x, None, None, None, norm, **one),
         "heads": lambda: do.heads(qkv, weights, (angle, angle), **shape),
-        "round": lambda: do.activate(x, gelu=False),
+        "round": lambda: do.activate(x),
         "attended": lambda: do.mix(x, part, modulation[:, 2], camera, affine, about_one=False, eps=1e-6),
         "cross q": lambda: do.heads(x, weights[:1], None, **shape),
         "crossed": lambda: do.mix(x, part, None, None, norm, **one),
-        "gelu": lambda: do.activate(wide, gelu=True),
+        "gelu": lambda: do.activate(wide, "gelu"),
         "leave": lambda: do.mix(x, part, modulation[:, 2], None, None, **one),
     }
     found = {name: bench.ms(work, 20) for name, work in works.items()}
@@ -252,7 +252,7 @@ def products(bench: Bench, k: int, n: int) -> Found:
     """Milliseconds and TFLOP/s of each way."""
     linear = torch.nn.Linear(k, n, device=bench.device, dtype=torch.bfloat16).requires_grad_(False)
     x, one = bench.normal(bench.tokens, k), torch.ones((), device=bench.device)
-    rows, scale = fused.TorchOperations().activate(x, gelu=False)
+    rows, scale = fused.TorchOperations().activate(x)
     matrix = Fp8Linear(linear.weight, linear.bias)
     scaled: dict[str, Any] = {"bias": linear.bias, "out_dtype": x.dtype, "use_fast_accum": True}
     works: dict[str, Callable[[], Tensor]] = {

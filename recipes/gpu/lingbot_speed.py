@@ -93,7 +93,7 @@ class Parts:
 
     def part(self, name: str, needs_s: float, work: Callable[[], dict[str, Any] | None]) -> None:
         """``needs_s``: on one H200. Names are matched by their first word against ``--parts``."""
-        if self._wanted and name.split()[0] not in self._wanted:
+        if (self._wanted and name.split()[0] not in self._wanted) or any(word in name for word in self.args.skip):
             return
         if time.monotonic() + needs_s > self._end_s:
             self.say(name, skipped="no time is left")
@@ -286,12 +286,29 @@ def kernels(world: World, name: str) -> dict[str, Any]:
         walk(world.engine, name, 1)
         synchronize(world.parts.device)
     rows = [
-        (event.key[:70], round(event.self_device_time_total / 1000, 1), event.count)
+        (event.key, round(event.self_device_time_total / 1000, 2), event.count)
         for event in profiler.key_averages()
         if event.device_type == DeviceType.CUDA and event.self_device_time_total
     ]
     rows.sort(key=lambda row: -row[1])
-    return {"total_ms": round(sum(row[1] for row in rows), 1), "kernels": rows[:22]}
+    groups: dict[str, float] = {}
+    for key, ms, _ in rows:
+        group = next((group for group, marks in KERNELS.items() if any(mark in key for mark in marks)), "other")
+        groups[group] = round(groups.get(group, 0.0) + ms, 1)
+    return {
+        "total_ms": round(sum(groups.values()), 1),
+        "groups_ms": groups,
+        "kernels": [(key[:60], ms, count) for key, ms, count in rows[:25]],
+    }
+
+
+KERNELS = {
+    "attention": ("sdpa", "flash"),
+    "matrices": ("nvjet", "gemm", "cutlass"),
+    "fused": ("_mix_kernel", "_activate_kernel", "_head_kernel"),
+    "compiled": ("triton_",),
+}
+"""Words in a kernel's name, in the order in which they are looked for."""
 
 
 def full(parts: Parts) -> None:
@@ -384,7 +401,7 @@ def full(parts: Parts) -> None:
     parts.part("full eight bits: matrices", 30, lambda: eight("linear"))
     rows("fp8 matrices", 20)
     if on_gpu:
-        parts.part("full kernels fp8", 12, lambda: kernels(held["world"], "a"))
+        parts.part("full kernels fp8 matrices", 12, lambda: kernels(held["world"], "a"))
     parts.part("full eight bits: attention", 12, lambda: eight("linear_attention"))
     rows("fp8", 16)
     if on_gpu:
@@ -566,6 +583,7 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--cycles", type=int, default=100, help="sessions of the part contract")
+    parser.add_argument("--skip", nargs="*", default=(), help="parts whose name has one of these in it")
     parser.add_argument("--parts", nargs="*", help="only these: rates vae full two small batch contract")
     args = parser.parse_args()
     settings = SCALES[args.scale].settings

@@ -57,7 +57,7 @@ def test_a_fused_network_predicts_what_the_plain_one_does(
     wanted = flow(net, dtype, camera_channels)
     for layer in net.layers:
         layer.fuse_parts(TorchOperations())
-    got = flow(net, dtype, camera_channels)
+    got = flow(net, dtype, camera_channels)  # its camera is fused, too
     assert float((got - wanted).norm() / wanted.norm()) < most
 
 

@@ -58,9 +58,13 @@ class TorchOperations:
         y = functional.layer_norm(x.float(), x.shape[-1:], eps=eps) * (gain + about_one) + offset
         return x, quantised(y.to(x.dtype).flatten(0, -2))
 
-    def activate(self, x: Tensor, *, gelu: bool) -> Rounded:
-        """x [.., width], or its GELU in the tanh form, rounded to e4m3."""
-        return quantised((functional.gelu(x, approximate="tanh") if gelu else x).flatten(0, -2))
+    def activate(self, x: Tensor, function: str = "") -> Rounded:
+        """x [.., width] rounded to e4m3, or of it GELU in the tanh form (``gelu``), or SiLU (``silu``)."""
+        if function == "gelu":
+            x = functional.gelu(x, approximate="tanh")
+        elif function == "silu":
+            x = functional.silu(x)
+        return quantised(x.flatten(0, -2))
 
     def heads(
         self, x: Tensor, weights: Tensor, angles: tuple[Tensor, Tensor] | None, *, half: int, eps: float
@@ -76,12 +80,12 @@ class TorchOperations:
 
 
 class FusedLayer:
-    """``before`` and ``after`` of a layer whose matrices are in eight bits; made when all its weights are there."""
+    """``before``, ``after`` and ``camera`` of a layer whose matrices are in eight bits; made when all its weights are there."""
 
     def __init__(self, layer: Any, operations: Any) -> None:
         """``layer``: a WanLayer whose products over tokens are all Fp8Linear."""
         attention, cross = layer.attention, layer.cross
-        self._layer, self._do = layer, operations
+        self._layer, self._do, self._injector = layer, operations, layer.camera
         self._modulation = layer.modulation.detach().float()
         self._qk_weights = torch.stack((attention.q_norm.weight, attention.k_norm.weight)).detach().float()
         self._cross_weights = cross.q_norm.weight.detach().float()[None]
@@ -120,9 +124,18 @@ class FusedLayer:
         part = self._crossed(x, rounded, keys, values)
         norm = (modulation[:, 4], modulation[:, 3])
         x, rounded = do.mix(x, part, None, None, norm, about_one=True, eps=layer.eps)
-        part = self._product(layer.down, layer.up.product(*rounded, x.dtype).view(*x.shape[:-1], -1), gelu=True)
+        part = self._product(layer.down, layer.up.product(*rounded, x.dtype).view(*x.shape[:-1], -1), "gelu")
         x, _ = do.mix(x, part, modulation[:, 5], None, None, about_one=True, eps=layer.eps)
         return x
+
+    def camera(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``CameraInjector.forward``."""
+        injector, do = self._injector, self._do
+        part = self._product(injector.second, self._product(injector.first, features), "silu")
+        mixed, _ = do.mix(features, part, None, None, None, about_one=True, eps=0.0)
+        rounded = do.activate(mixed)
+        scale, shift = (each.product(*rounded, mixed.dtype) for each in (injector.scale, injector.shift))
+        return scale.view(mixed.shape), shift.view(mixed.shape)
 
     def _crossed(self, x: Tensor, rounded: Rounded, keys: Tensor, values: Tensor) -> Tensor:
         cross = self._layer.cross
@@ -134,14 +147,16 @@ class FusedLayer:
             seen = functional.scaled_dot_product_attention(q, keys.transpose(1, 2), values.transpose(1, 2))
         return self._product(cross.out, seen.transpose(1, 2).flatten(-2))
 
-    def _product(self, matrix: Fp8Linear, x: Tensor, *, gelu: bool = False) -> Tensor:
-        rows, scales = self._do.activate(x.contiguous(), gelu=gelu)
+    def _product(self, matrix: Fp8Linear, x: Tensor, function: str = "") -> Tensor:
+        rows, scales = self._do.activate(x.contiguous(), function)
         return matrix.product(rows, scales, x.dtype).view(*x.shape[:-1], -1)
 
 
 def matrices(layer: Any) -> tuple[Any, ...]:
     """The products of a layer that every token is in."""
-    return (layer.attention.qkv, layer.attention.out, layer.cross.q, layer.cross.out, layer.up, layer.down)
+    camera = layer.camera
+    per_block = () if camera is None else (camera.first, camera.second, camera.scale, camera.shift)
+    return (layer.attention.qkv, layer.attention.out, layer.cross.q, layer.cross.out, layer.up, layer.down, *per_block)
 
 
 def operations_for(layers: Any) -> Any | None:
@@ -179,7 +194,14 @@ def check(kernels: Any, device: torch.device) -> None:
     pairs = []
     for do in (kernels, plain):
         whole, rounded = do.mix(*given, about_one=True, eps=1e-6)
-        pairs.append((whole, _back(rounded), _back(do.activate(x, gelu=True)), do.heads(x, weights, angles, **turning)))
+        pairs.append(
+            (
+                whole,
+                _back(rounded),
+                *(_back(do.activate(x, f)) for f in ("", "gelu", "silu")),
+                do.heads(x, weights, angles, **turning),
+            )
+        )
     for got, wanted in zip(*pairs, strict=True):
         error = float((got.float() - wanted.float()).norm() / wanted.float().norm())
         if not error < 0.02:

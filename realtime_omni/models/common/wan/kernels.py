@@ -87,7 +87,7 @@ def _mix_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _activate_kernel(  # type: ignore[no-untyped-def]
-    x, rows, scales, width: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr
+    x, rows, scales, width: tl.constexpr, GELU: tl.constexpr, SILU: tl.constexpr, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -97,6 +97,8 @@ def _activate_kernel(  # type: ignore[no-untyped-def]
         # tanh(u) = 2 sigmoid(2 u) - 1 makes the tanh form y * sigmoid(2 u).
         y = y * tl.sigmoid(1.5957691216057308 * (y + 0.044715 * y * y * y))
         y = y.to(x.dtype.element_ty).to(tl.float32)
+    if SILU:
+        y = (y * tl.sigmoid(y)).to(x.dtype.element_ty).to(tl.float32)
     _store_rounded(y, rows, scales, row, at, inside, width)
 
 
@@ -190,11 +192,12 @@ def mix(
     return out, rounded
 
 
-def activate(x: Tensor, *, gelu: bool) -> tuple[Tensor, Tensor]:
+def activate(x: Tensor, function: str = "") -> tuple[Tensor, Tensor]:
     """See ``fused.activated``."""
     rows, scales = _rounded_like(x)
     width = x.shape[-1]
-    _launch(_activate_kernel, (len(rows),), x, rows, scales, width=width, GELU=gelu, BLOCK=_block(width))
+    chosen = {"GELU": function == "gelu", "SILU": function == "silu"}
+    _launch(_activate_kernel, (len(rows),), x, rows, scales, width=width, **chosen, BLOCK=_block(width))
     return rows, scales
 
 

@@ -242,6 +242,8 @@ class WanLayer(nn.Module):
         layer = fused.FusedLayer(self, operations)
         for part in ("before", "after"):
             setattr(self, part, getattr(layer, part))
+        if self.camera is not None:
+            self.camera.forward = layer.camera  # type: ignore[method-assign]
 
     def cross_input(self, x: Tensor) -> Tensor:
         weight, bias = self.cross_norm.weight.float(), self.cross_norm.bias.float()
