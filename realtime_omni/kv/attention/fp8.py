@@ -53,13 +53,13 @@ class Fp8Kernel:
         that cannot, or without the package."""
         place = torch.device(device)
         self._on_gpu = _library(place, library) if place.type == "cuda" else None
-        self._append = _append if self._on_gpu is None else _Compiled(_append)
+        self._round = _append if self._on_gpu is None else _Rounding()
 
     def gather(self, x: Tensor, out: Tensor) -> None:
-        _append(x, out)
+        self._round(x, out)
 
     def append(self, x: Tensor, out: Tensor) -> None:
-        self._append(x, out)
+        self._round(x, out)
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """See ``Kernel``. Raises BackendUnavailable on a mask, on grouped heads, and on shapes that cuDNN has no plan for."""
@@ -67,11 +67,38 @@ class Fp8Kernel:
             raise BackendUnavailable("attention in eight bits has no mask and as many key heads as query heads")
         if self._on_gpu is None:
             return reference(to_e4m3(q), to_e4m3(keys), to_e4m3(values)).to(q.dtype)
-        return self._on_gpu.run(q, to_e4m3(keys), to_e4m3(values))
+        return self._on_gpu.run(self._rounded(q), self._rounded(keys), self._rounded(values), q.dtype)
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        """e4m3 of x [rows, heads, tokens, head_dim], laid out token by token."""
+        if x.dtype == E4M3:
+            return x
+        rows, heads, tokens, size = x.shape
+        out = torch.empty(rows, tokens, heads, size, dtype=E4M3, device=x.device)
+        for source, target in zip(x.transpose(1, 2), out, strict=True):
+            self._round(source, target)
+        return out.transpose(1, 2)
 
 
 def _append(x: Tensor, out: Tensor) -> None:
     out.copy_(to_e4m3(x))
+
+
+class _Rounding:
+    """``_append`` by a kernel; without one, or where memory does not lie so, by torch, which costs speed and no world."""
+
+    def __init__(self) -> None:
+        self._kernel: Any = None
+        try:
+            self._kernel = importlib.import_module("realtime_omni.kv.attention.rounding")
+        except ImportError:
+            log.exception("keys and values are rounded without a kernel")
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        if self._kernel is None or not (self._kernel.fits(x) and self._kernel.fits(out)):
+            _append(x, out)
+        else:
+            self._kernel.round_into(x, out)
 
 
 def _divided(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -100,13 +127,12 @@ class _Flash3:
             self._attend: Any = importlib.import_module("fa3_fwd_interface").flash_attn_func
         except (ImportError, OSError) as error:
             raise BackendUnavailable(f"attention by FlashAttention-3 needs fa3-fwd: {error}") from error
-        self._rounded = _Compiled(to_e4m3)
 
-    def run(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def run(self, q: Tensor, keys: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
         """See ``_Cudnn.run``."""
-        parts = [part.transpose(1, 2) for part in (self._rounded(q), keys, values)]
+        parts = [part.transpose(1, 2) for part in (q, keys, values)]
         out: Tensor = self._attend(*parts, softmax_scale=q.shape[-1] ** -0.5)
-        return out.transpose(1, 2).to(q.dtype)
+        return out.transpose(1, 2).to(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +160,12 @@ class _Cudnn:
             return torch.full((1, 1, 1, 1), value, dtype=torch.float32, device=device)
 
         self._one, self._up, self._down = scalar(1.0), scalar(PROBABILITY_SCALE), scalar(1 / PROBABILITY_SCALE)
-        self._rounded, self._divided = _Compiled(to_e4m3), _Compiled(_divided)
+        self._divided = _Compiled(_divided)
         self._largest_bits = _Compiled(_largest_bits, dynamic=True)  # windows that fill have many lengths
         self._largest = (scalar(0.0), scalar(0.0))  # of the probabilities and of the output: written, not read
 
-    def run(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attention of q over e4m3 keys and values: q's shape and dtype, laid out as [rows, T, heads, head_dim]."""
-        dtype, q = q.dtype, self._rounded(q)
+    def run(self, q: Tensor, keys: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """Attention of e4m3 queries, keys and values: q's shape in ``dtype``, laid out as [rows, T, heads, head_dim]."""
         key = tuple((part.shape, part.stride()) for part in (q, keys, values))
         plan = self._plans.get(key)
         if plan is None:

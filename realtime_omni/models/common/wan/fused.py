@@ -128,11 +128,11 @@ class FusedLayer:
         x, _ = do.mix(x, part, modulation[:, 5], None, None, about_one=True, eps=layer.eps)
         return x
 
-    def camera(self, features: Tensor) -> tuple[Tensor, Tensor]:
+    def camera(self, camera: Tensor) -> tuple[Tensor, Tensor]:
         """See ``CameraInjector.forward``."""
         injector, do = self._injector, self._do
-        part = self._product(injector.second, self._product(injector.first, features), "silu")
-        mixed, _ = do.mix(features, part, None, None, None, about_one=True, eps=0.0)
+        part = self._product(injector.second, self._product(injector.first, camera), "silu")
+        mixed, _ = do.mix(camera, part, None, None, None, about_one=True, eps=0.0)
         rounded = do.activate(mixed)
         scale, shift = (each.product(*rounded, mixed.dtype) for each in (injector.scale, injector.shift))
         return scale.view(mixed.shape), shift.view(mixed.shape)
