@@ -103,6 +103,7 @@ class Mesh:
         backend = "nccl" if device.type == "cuda" else "gloo"
         timeout = timedelta(seconds=timeout_s)
         store = FileStore(str(rendezvous), grid.size)
+        _meet(store, grid, timeout)
         dist.init_process_group(backend, store=store, rank=grid.rank, world_size=grid.size, timeout=timeout)
         self._left = False
         try:
@@ -188,6 +189,13 @@ class Mesh:
 
     def _span(self, kind: str) -> _Span:
         return _Span(self.meter, kind)
+
+
+def _meet(store: FileStore, grid: Grid, timeout: timedelta) -> None:
+    """Wait until all ranks are here. Torch's own wait would leave a count behind when it fails, by which groups are named, so
+    that this process could not meet new ranks."""
+    store.set(f"here/{grid.rank}", "")
+    store.wait([f"here/{rank}" for rank in range(grid.size)], timeout)
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ class Team:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "realtime_omni.parallel.worker", str(theirs.fileno())]
+        command = [sys.executable, "-m", "realtime_omni.parallel.worker", str(theirs.fileno()), str(self._folder)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         environment.pop("TORCH_NCCL_ASYNC_ERROR_HANDLING", None)  # a rank without sessions may well be torn down
         self._processes.append(

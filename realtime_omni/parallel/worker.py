@@ -1,7 +1,8 @@
-"""A rank other than 0: ``python -m realtime_omni.parallel.worker FD``.
+"""A rank other than 0: ``python -m realtime_omni.parallel.worker FD FOLDER``.
 
 Owns the loop: a message comes, the replica acts, an answer goes when there is one. Must not know what messages mean. It ends
-when rank 0 closes its pipe, whatever it does then (so it never outlives rank 0), or at the first error, which it tells.
+when rank 0 closes its pipe, whatever it does then (so it never outlives rank 0), or at the first error, which it tells. The
+folder where they met is rank 0's to remove; a rank that sees its end does it, too, because rank 0 may have been killed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import logging
 import os
 import select
+import shutil
 import sys
 import threading
 from importlib import import_module
@@ -60,23 +62,29 @@ def serve(pipe: Connection) -> NoReturn:
             pipe.send_bytes(msgspec.msgpack.encode(Reply(answer)))
 
 
-def end_with(pipe: Connection) -> None:
+def end_with(pipe: Connection, folder: str) -> None:
     """End this process when the other end of the pipe is closed: reading weights takes minutes, and a collective that waits
     for rank 0 may never end."""
     hangup = select.poll()
     hangup.register(pipe.fileno(), 0)  # of nothing but its end
     hangup.poll()
+    leave(folder)
+
+
+def leave(folder: str) -> NoReturn:
+    """Rank 0 is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
 def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="rank: %(levelname)s %(message)s")
-    pipe = Connection(int(sys.argv[1]))
-    threading.Thread(target=end_with, args=(pipe,), daemon=True).start()
+    pipe, folder = Connection(int(sys.argv[1])), sys.argv[2]
+    threading.Thread(target=end_with, args=(pipe, folder), daemon=True).start()
     try:
         serve(pipe)
     except (EOFError, ConnectionError):
-        return 0
+        leave(folder)
     except Exception as error:
         log.exception("this rank ends")
         with contextlib.suppress(OSError):

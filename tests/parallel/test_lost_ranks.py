@@ -8,18 +8,20 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from parallel.tiny_ranks import config, ranked, start
 from realtime_omni.errors import BackendUnavailable, ErrorCode
 from realtime_omni.manager import SessionManager
+from realtime_omni.parallel import team
 from realtime_omni.parallel.mesh import Mesh
 from realtime_omni.parallel.team import Hello
 from realtime_omni.testing.inline import InlineEngine
@@ -59,23 +61,25 @@ def test_a_rank_that_cannot_build_its_part_is_no_team() -> None:
         start(2, 1, arguments=b"nonsense")
 
 
-def test_a_rank_that_still_builds_ends_with_rank_0() -> None:
+def test_a_rank_that_still_builds_ends_with_rank_0(tmp_path: Path) -> None:
     """It waits for a meeting that will not come, as it would read weights, when rank 0 is killed."""
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "realtime_omni.parallel.worker", str(theirs.fileno())]
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    command = [sys.executable, "-m", "realtime_omni.parallel.worker", str(theirs.fileno()), str(folder)]
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
     try:
         theirs.close()
         pipe = Connection(ours.detach())
-        with tempfile.TemporaryDirectory() as folder:
-            place = f"{folder}/rendezvous"
-            hello = Hello(1, 2, 1, "cpu", place, 300.0, 1, "parallel.tiny_ranks:replica", b"")
-            pipe.send_bytes(msgspec.msgpack.encode(hello))
-            assert pipe.poll(60)
-            pipe.recv_bytes()
-            assert process.poll() is None
-            pipe.close()
-            assert process.wait(60) == 0
+        place = str(folder / "rendezvous")
+        hello = Hello(1, 2, 1, "cpu", place, 300.0, 1, "parallel.tiny_ranks:replica", b"")
+        pipe.send_bytes(msgspec.msgpack.encode(hello))
+        assert pipe.poll(60)
+        pipe.recv_bytes()
+        assert process.poll() is None
+        pipe.close()
+        assert process.wait(60) == 0
+        assert not folder.exists(), "nobody else is left to remove it"
     finally:
         process.kill()
         process.wait()
@@ -101,6 +105,18 @@ def test_ranks_that_met_half_can_be_started_again(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(BackendUnavailable, match="did not meet"):
             start(2, 1)
     ranked(start(2, 1)).close()
+
+
+def test_ranks_of_which_one_never_came_can_be_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as lame:
+        lame.setattr(team, "device_of", lambda first, rank: torch.device("cuda", 77) if rank else torch.device(first))
+        with pytest.raises(BackendUnavailable, match="did not meet"):
+            start(2, 1, timeout_s=1.0)
+    model = start(2, 1)
+    engine = InlineEngine(model, config(sp=2))
+    engine.create("a", seed=5)
+    engine.next("a")
+    ranked(model).close()
 
 
 async def test_a_rank_that_ends_while_nothing_runs_makes_the_server_unhealthy_at_once() -> None:
