@@ -164,6 +164,7 @@ def build_engine(
         torch.set_num_threads(config.engine.threads)
         from realtime_omni.models import catalog
 
+        catalog.check_device(config)
         loaded = model if model is not None else catalog.build(config)
         try:
             check_serial(config, loaded.spec)

@@ -78,8 +78,22 @@ def load_class(name: str) -> type[Any]:
     return found
 
 
+def check_device(config: Config) -> None:
+    """Raises ConfigError when the machine lacks the devices that ``device`` and ``parallel`` name."""
+    kind, _, number = config.device.partition(":")
+    if kind != "cuda":
+        return
+    import torch
+
+    there, last = torch.cuda.device_count(), int(number or 0) + config.parallel.ranks - 1
+    if last >= there:
+        found = f"torch sees {there} CUDA devices" if there else f"torch {torch.__version__} sees no CUDA device"
+        raise ConfigError(f"device: cuda:{last} is needed and {found}", path="device")
+
+
 def build(config: Config) -> WorldModel:
     """The configured model, loaded."""
+    check_device(config)
     cls = load_class(config.model)
     try:
         model = cls.from_config(config) if hasattr(cls, "from_config") else cls()

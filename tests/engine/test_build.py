@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
+import torch
 
 from realtime_omni.build import engine_settings, kv_plan, kv_spec
-from realtime_omni.config import Config, EngineSection, KVSection, SessionSection
+from realtime_omni.config import Config, EngineSection, KVSection, ParallelSection, SessionSection
 from realtime_omni.errors import ConfigError
 from realtime_omni.kv.capacity import KVSpec
 from realtime_omni.models import catalog
@@ -112,6 +114,18 @@ def test_a_model_is_found_by_its_catalog_name_and_by_its_dotted_name(name: str) 
     assert catalog.build(Config(model=name)).spec.name == "null"
 
 
+@pytest.mark.skipif(torch.cuda.device_count() > 76, reason="has the device that must be missing")
+def test_a_device_that_is_not_there_is_refused_by_the_recipes_field_before_anything_is_loaded() -> None:
+    config = msgspec.structs.replace(small_config(), device="cuda:76")
+    for attempt in (lambda: InlineEngine(TinyKVWorld(), config), lambda: catalog.build(config)):
+        with pytest.raises(ConfigError, match=r"device: cuda:76 is needed") as refused:
+            attempt()
+        assert refused.value.path == "device"
+    ranks = msgspec.structs.replace(config, device="cuda:70", parallel=ParallelSection(sp=7))
+    with pytest.raises(ConfigError, match=r"cuda:76 is needed"):
+        catalog.build(ranks)
+
+
 def test_session_limits_of_the_recipe_hold() -> None:
     config = Config(model="null", session=SessionSection(max_sessions=3, horizon_frames=9))
     settings = engine_settings(config, TinyKVWorld().spec, sessions=100)
@@ -119,8 +133,6 @@ def test_session_limits_of_the_recipe_hold() -> None:
 
 
 def replace_kv(config: Config, **changes: Any) -> Config:
-    import msgspec
-
     return msgspec.structs.replace(config, kv=msgspec.structs.replace(config.kv, **changes))
 
 
