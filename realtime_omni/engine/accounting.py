@@ -28,7 +28,7 @@ _PLAIN = frozenset((str, bytes, bool, int, float, complex, type(None)))
 class MemoryBytes:
     """Bytes by owner. Allocated from the start: ``kv_pool`` (the null page included), ``scratch``, ``weights``. Of the
     pool, ``kv_used`` is held by sessions, and ``kv_shared`` of that by more than one. ``states``: all model states, each
-    storage once."""
+    storage once. ``caches``: what a model keeps beside them for whoever needs it next."""
 
     kv_pool: int = 0
     kv_used: int = 0
@@ -36,11 +36,12 @@ class MemoryBytes:
     scratch: int = 0
     weights: int = 0
     states: int = 0
+    caches: int = 0
 
     @property
     def total(self) -> int:
         """What the allocator has handed out for all of it, between two ticks."""
-        return self.kv_pool + self.scratch + self.weights + self.states
+        return self.kv_pool + self.scratch + self.weights + self.states + self.caches
 
 
 def storages(thing: Any) -> Storages:
@@ -63,6 +64,10 @@ class Census:
             self._holders[key] = before + 1
             if not before:
                 self.bytes += size
+
+    def bytes_without(self, held: Storages) -> int:
+        """Of ``held``, what nobody else holds. Safe from any thread."""
+        return sum(size for key, size in held.items() if key not in self._holders)
 
     def remove(self, held: Storages) -> None:
         for key, size in held.items():

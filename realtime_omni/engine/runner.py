@@ -22,6 +22,7 @@ from realtime_omni.kv.attention import AttentionBackend
 from realtime_omni.kv.manager import KVBook
 from realtime_omni.kv.storage import KVStorage
 from realtime_omni.models.base import (
+    CachingModel,
     ControlReducer,
     ModelSpec,
     Ranks,
@@ -90,7 +91,9 @@ class ModelRunner:
         self._residents: dict[SessionId, _Resident] = {}
         self._total_pages = book.statistics().total_pages - 1  # the null page is nobody's
         self._census = Census()
-        self._weight_bytes = sum(storages(model).values())
+        self._caching = model if isinstance(model, CachingModel) else None
+        cached = storages(None if self._caching is None else self._caching.cached)
+        self._weight_bytes = sum(size for key, size in storages(model).items() if key not in cached)
 
     @property
     def spec(self) -> ModelSpec:
@@ -253,6 +256,7 @@ class ModelRunner:
             scratch=scratch,
             weights=self._weight_bytes,
             states=self._census.bytes,
+            caches=0 if self._caching is None else self._census.bytes_without(storages(self._caching.cached)),
         )
 
     def measured(self, state: Any) -> Storages:

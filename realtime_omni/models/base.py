@@ -374,6 +374,16 @@ class RankedModel(Protocol):
     def ranks(self) -> Ranks | None: ...
 
 
+@runtime_checkable
+class CachingModel(Protocol):
+    """A model that keeps values for all sessions, by content."""
+
+    @property
+    def cached(self) -> Sequence[object]:
+        """All of them. May be asked from any thread."""
+        ...
+
+
 class RewritingModel(WorldModel, Protocol):
     """A model with ``KVSpec.rewrite_frames``: a tick may write history anew, as when a prompt is to rule what is past, too.
 

@@ -24,7 +24,7 @@ from realtime_omni_protocols.openpi import PolicyCode, Row
 CLOSE_REASONS = ("client", "detached_expired", "stalled", "evicted", "shutdown", "failed", "taken_over", "operator")
 CONNECTION_OUTCOMES = ("accepted", "capacity", "version")
 EVENT_STATUSES = ("accepted", "duplicate", "discarded", "refused")
-MEMORY_OWNERS = ("kv_pool", "scratch", "weights", "states")
+MEMORY_OWNERS = ("kv_pool", "scratch", "weights", "states", "caches")
 RESUME_OUTCOMES = ("resumed", "taken_over", "refused", "gone", "busy")
 ROBOT_ROWS = (*(row.value for row in Row), "stream")
 ROBOT_STAGES = ("queue", "decode", "images", "prefix", "denoise", "encode")
@@ -227,7 +227,8 @@ TABLE: tuple[MetricSpec, ...] = (
         f"{_P}engine_memory_bytes",
         "gauge",
         "bytes",
-        "Memory by owner: the pool of KV pages, scratch pages, weights, and model states with shared storage counted once.",
+        "Memory by owner: the pool of KV pages, scratch pages, weights, model states with shared storage counted once, "
+        "and what a model keeps for all sessions.",
         "sum",
         _MODEL | {"owner": MEMORY_OWNERS},
     ),

@@ -74,7 +74,7 @@ def bundled() -> InlineEngine:
 def test_the_bytes_by_owner_add_up_to_what_the_allocator_says(build: Callable[[], InlineEngine]) -> None:
     engine, held = allocated(build)
     memory = engine.runner.memory()
-    assert memory.total == memory.kv_pool + memory.scratch + memory.weights + memory.states
+    assert memory.total == memory.kv_pool + memory.scratch + memory.weights + memory.states + memory.caches
     assert abs(memory.total - held) <= 0.01 * held, f"{memory} against {held}"
 
 

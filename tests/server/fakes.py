@@ -109,6 +109,7 @@ class FakeMemory:
     scratch: int = 100
     weights: int = 0
     states: int = 7
+    caches: int = 0
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,21 @@ def test_nothing_is_shared_when_it_is_switched_off(monkeypatch: pytest.MonkeyPat
     assert model.shared.pictures.statistics().entries == model.shared.prefixes.statistics().entries == 0
 
 
+def test_what_is_shared_is_told_as_memory_apart_from_what_states_hold_too() -> None:
+    model = build("pi0", cache_mib=16)
+    engine, seen = serve(model, "a"), observation(model, 1)
+    assert engine.runner.memory().caches == 0
+    ask(engine, seen)
+    memory = engine.runner.memory()
+    pictures, prefixes = model.shared.pictures.statistics(), model.shared.prefixes.statistics()
+    assert memory.caches == pictures.nbytes > 0
+    assert memory.states >= prefixes.nbytes > 0
+    engine.close("a")
+    assert engine.runner.memory().caches == pictures.nbytes + prefixes.nbytes
+    model.shared.clear()
+    assert engine.runner.memory().caches == 0
+
+
 def test_what_is_shared_can_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("pi0", cache_mib=16)
     engine, seen = serve(model, "a", "b"), observation(model, 1)

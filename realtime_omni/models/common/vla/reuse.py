@@ -108,6 +108,11 @@ class ContentCache(Generic[Value]):
         self._held.clear()
         self._nbytes = 0
 
+    @property
+    def values(self) -> list[Value]:
+        """All that are held; safe from any thread."""
+        return [value for value, _ in tuple(self._held.values())]
+
     def statistics(self) -> CacheStatistics:
         return CacheStatistics(len(self._held), self._nbytes, self._hits, self._misses, self._evicted)
 
@@ -142,6 +147,11 @@ class Reuse:
             self.pictures.put(
                 PictureKey(self.identity, content), features.clone(), features.numel() * features.element_size()
             )
+
+    @property
+    def values(self) -> list[Tensor | PrefixKV]:
+        """Everything that is held; safe from any thread."""
+        return [*self.pictures.values, *self.prefixes.values]
 
     def clear(self) -> None:
         self.pictures.clear()

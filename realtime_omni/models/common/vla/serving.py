@@ -182,6 +182,10 @@ class VLAModel(PolicyBase):
     def unpack(self, packed: PackedState) -> VLAState:
         return memory.unpack(packed, self.network.shape, self.policy.processing.action_channels, self._most_planned)
 
+    @property
+    def cached(self) -> Sequence[object]:
+        return self.shared.values
+
     def fingerprint(self) -> str:
         return self._fingerprint
 
