@@ -49,15 +49,15 @@ class PolicySessions(Protocol):
 
 @dataclass(slots=True)
 class _Robot:
-    """``chunk`` and ``tick``: index and start of the chunk that was delivered last. ``prompt``: of the latest observation, if
-    there was one since the last reset (``begun``)."""
+    """``chunk`` and ``tick``: index and start of the chunk that was delivered last. ``instruction``: of the latest observation,
+    without the space around it, if there was one since the last reset (``begun``)."""
 
     session: PolicySession
     control_hz: float | None
     delay: DelayEstimate = field(default_factory=DelayEstimate)
     chunk: int | None = None
     tick: int | None = None
-    prompt: str | None = None
+    instruction: str | None = None
     begun: bool = False
 
     def leave_chunk(self) -> None:
@@ -141,10 +141,11 @@ class EnginePolicy:
     async def _restart(self, robot: _Robot, request: PolicyRequest) -> None:
         """Another instruction begins another episode, where history belongs to one; unless it is refused."""
         prompt = request.observation.prompt
-        if self._restarts and robot.begun and robot.prompt != prompt:
+        instruction = None if prompt is None else prompt.strip()
+        if self._restarts and robot.begun and robot.instruction != instruction:
             await robot.session.reset(observation=_observation(request, None))
             robot.leave_chunk()
-        robot.prompt, robot.begun = prompt, True
+        robot.instruction, robot.begun = instruction, True
 
     def _check_mode(self, request: PolicyRequest) -> None:
         if request.rtc is not None and request.rtc not in self._rtc_modes:

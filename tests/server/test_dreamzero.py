@@ -69,6 +69,15 @@ async def test_the_first_instruction_after_none_is_another_one() -> None:
         )
 
 
+async def test_the_space_around_an_instruction_does_not_make_it_another_one() -> None:
+    async with serving() as (app, _):
+        robots = app.state.robots.backend
+        spaced, same, other = [await robots.open() for _ in range(3)]
+        expected = await actions(robots, same, "push", "push")
+        np.testing.assert_array_equal(await actions(robots, spaced, "push", " push\n"), expected)
+        assert np.abs(np.subtract(await actions(robots, other, "pull", "push"), expected)[1]).max() > 0
+
+
 @pytest.mark.parametrize("format_name", ["rgb24", "latent"])
 async def test_a_world_client_sees_what_is_imagined_while_a_robot_gets_actions(format_name: str) -> None:
     async with serving() as (app, manager):
