@@ -28,6 +28,7 @@ WHOLE_S = 60.0
 _CONNECT_S = 2.0
 """Longer than any reachable host needs; a turn waits this long before a fallback takes it."""
 _MOST_CONNECTIONS = 64
+"""To one endpoint: one that is slow takes none of another's."""
 _MOST_ERROR_BYTES = 512
 _MOST_KEPT = 64
 _MOST_WANTED = 1024
@@ -74,14 +75,14 @@ class Request:
 
 
 class Web:
-    """The loop and its client. ``transport``: in place of the network, for tests. Needs httpx.
+    """The loop, and a client for each kind of endpoint. ``transport``: in place of the network, for tests. Needs httpx.
 
     Certificates, proxies and their exceptions are taken from the environment, as httpx does."""
 
     def __init__(self, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._loop = asyncio.new_event_loop()
         self._transport = transport
-        self._client: httpx.AsyncClient | None = None
+        self._clients: dict[type[Endpoint], httpx.AsyncClient] = {}
         self._thread = threading.Thread(target=self._run, name="voice-web", daemon=True)
         self._thread.start()
 
@@ -94,16 +95,14 @@ class Web:
         """The answer's head; its body is read with :func:`pieces`. Raises EndpointFailed for a status but 200."""
         import httpx
 
-        if self._client is None:
-            limits = httpx.Limits(max_connections=_MOST_CONNECTIONS)
-            self._client = httpx.AsyncClient(transport=self._transport, limits=limits)
         headers = {"accept-encoding": "identity"}  # a piece is then no longer than what was received
         key = endpoint.key()
         if key is not None:
             headers["authorization"] = f"Bearer {key}"
         timeout = httpx.Timeout(endpoint.timeout_s, connect=min(_CONNECT_S, endpoint.timeout_s))
         url = f"{endpoint.url.rstrip('/')}{path}"
-        async with self._client.stream("POST", url, headers=headers, timeout=timeout, **content) as response:
+        client = self._client_of(type(endpoint))
+        async with client.stream("POST", url, headers=headers, timeout=timeout, **content) as response:
             if response.status_code in (401, 403):
                 raise EndpointFailed(f"status {response.status_code}: it wants another key")
             if response.status_code != 200:
@@ -114,6 +113,15 @@ class Web:
         """Requests under way are stopped."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+
+    def _client_of(self, kind: type[Endpoint]) -> httpx.AsyncClient:
+        import httpx
+
+        client = self._clients.get(kind)
+        if client is None:
+            limits = httpx.Limits(max_connections=_MOST_CONNECTIONS)
+            client = self._clients[kind] = httpx.AsyncClient(transport=self._transport, limits=limits)
+        return client
 
     async def _guarded(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         import httpx
@@ -135,8 +143,8 @@ class Web:
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        if self._client is not None:
-            self._loop.run_until_complete(self._client.aclose())
+        for client in self._clients.values():
+            self._loop.run_until_complete(client.aclose())
         self._loop.close()
 
 

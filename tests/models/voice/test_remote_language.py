@@ -1,77 +1,25 @@
-"""Endpoints in place of the voice's parts: a stub on a real socket that answers well, slowly, badly, too much, or not."""
+"""The language model as an endpoint: a stub on a real socket that answers well, slowly, badly, too much, or not."""
 
 import json
 import logging
 import threading
 import time
-import wave
-from io import BytesIO
 
-import msgspec
-import numpy as np
 import pytest
 
+from models.voice.endpoints import CHAT, KEY, WEATHER, chat, ended, talk_with
 from models.voice.stand_ins import hum, parts
-from models.voice.stub_endpoint import StubEndpoint, event, says, sends
-from models.voice.test_conversation import FRAME_MS, Talk
-from realtime_omni.config import Config
-from realtime_omni.errors import BackendUnavailable, ConfigError
-from realtime_omni.models.voice import parts as loading
+from models.voice.stub_endpoint import event, says, sends
+from models.voice.test_conversation import Talk
+from realtime_omni.errors import ConfigError
 from realtime_omni.models.voice.answering import SPEECHLESS
 from realtime_omni.models.voice.model import EmbeddedVoice
-from realtime_omni.models.voice.parts import VoiceOptions, load_parts
 from realtime_omni.models.voice.remote import web as remote_web
 from realtime_omni.models.voice.remote.chat import ChatEndpoint, Lines, messages
-from realtime_omni.models.voice.remote.hearing import RemoteRecognizer
-from realtime_omni.models.voice.remote.settings import LanguageEndpoint, RecognizerEndpoint, SynthesizerEndpoint
-from realtime_omni.models.voice.remote.speech import RemoteSynthesizer, Samples
-from realtime_omni.models.voice.remote.web import EndpointFailed, Web
+from realtime_omni.models.voice.remote.settings import LanguageEndpoint
 from realtime_omni.models.voice.speaker import Called, Returned
-from realtime_omni.models.voice.turns import NOT_UNDERSTOOD
-from realtime_omni.session.frame import AddText, Cancel, Configure, Respond, Say, Tool, ToolResult
-from realtime_omni.session.signals import InputTranscript, OutputText, ResponseEnded, ToolCall
-
-CHAT, SPEECH, WORDS = "/v1/chat/completions", "/v1/audio/speech", "/v1/audio/transcriptions"
-WEATHER = Tool("weather", "The weather of a city.", {"type": "object", "properties": {"city": {"type": "string"}}})
-KEY = "sk-secret-0123456789"
-
-
-@pytest.fixture
-def stub():
-    made = StubEndpoint()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def web():
-    made = Web()
-    yield made
-    made.close()
-
-
-def chat(web, stub, *, patient=True, **settings):
-    return ChatEndpoint(web, LanguageEndpoint(url=stub.url, model="m", timeout_s=5.0, **settings), patient=patient)
-
-
-def talk_with(**remote):
-    """A call whose parts are stand-ins but for these; rules do not answer."""
-    return Talk(EmbeddedVoice(parts(skills=False, **remote), threads=0))
-
-
-def ended(talk):
-    """Until all that was begun has ended; an answer without sound ends in the frame that asked for it."""
-    for _ in range(10**6):
-        if talk.grammar.running is None and talk.of(ResponseEnded) and not talk.facts.pending:
-            return
-        talk.frame()
-
-
-def pcm(samples):
-    return (np.asarray(samples, np.float32) * 32767).astype("<i2").tobytes()
-
-
-# ---------------------------------------------------------------------- the language model
+from realtime_omni.session.frame import AddText, Cancel, Configure, Respond, ToolResult
+from realtime_omni.session.signals import OutputText, ResponseEnded, ToolCall
 
 
 def test_a_question_is_answered_by_the_endpoint_which_reads_the_conversation(stub, web):
@@ -371,8 +319,7 @@ def test_two_hundred_interrupted_answers_leave_no_connection_and_no_thread(stub,
         pass
     assert (draft.text, draft.failed) == ("Here I am.", False)
     assert threading.active_count() == threads
-    assert len(web._client._transport._pool.connections) <= 1
-    assert len(web._client._transport._pool.connections) <= 1
+    assert len(web._clients[LanguageEndpoint]._transport._pool.connections) <= 1
 
 
 def test_a_letter_of_several_bytes_may_come_in_pieces(stub, web):
@@ -393,238 +340,3 @@ def test_events_come_in_any_pieces():
         lines = Lines()
         found = [e for i in range(0, len(stream), size) for e in lines.feed(stream[i : i + size])]
         assert found == [b"{}", b"{}", b"[DONE]"]
-
-
-# ---------------------------------------------------------------------- the recogniser
-
-
-def ears(web, stub, **settings):
-    return RemoteRecognizer(web, RecognizerEndpoint(url=stub.url, model="w", timeout_s=5.0, **settings), patient=True)
-
-
-def test_a_turn_is_recognised_by_the_endpoint(stub, web):
-    stub.answers[WORDS] = sends(b'{"text": " Bonjour. ", "language": "fr"}', kind="application/json")
-    talk = talk_with(recognizer=ears(web, stub, body={"language": "fr"}))
-    talk.wait(400)
-    talk.hear(hum(0.1, 800))
-    ended(talk)
-    assert [s.text for s in talk.of(InputTranscript)] == ["Bonjour."]
-    body = stub.requests[0].body
-    assert b'name="model"\r\n\r\nw\r\n' in body
-    assert b'name="language"\r\n\r\nfr\r\n' in body
-    with wave.open(BytesIO(body[body.index(b"RIFF") :])) as file:
-        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (16_000, 1, 2)
-        assert 0.8 < file.getnframes() / 16_000 < 1.5
-    assert len({r.body[-3000:] for r in stub.requests}) == len(stub.requests)  # nothing is asked twice
-
-
-BAD_EARS = {
-    "refused": sends(b"no", 500),
-    "malformed": sends(b"text", kind="application/json"),
-    "no text": sends(b"{}", kind="application/json"),
-    "huge": sends(b'{"text": "' + b"x" * 1_000_000),
-}
-
-
-@pytest.mark.parametrize("answer", BAD_EARS.values(), ids=BAD_EARS)
-def test_the_embedded_recogniser_hears_where_the_endpoint_fails(stub, web, answer):
-    stub.answers[WORDS] = answer
-    talk = talk_with(recognizer=ears(web, stub))
-    talk.hear(hum(0.1, 800))
-    ended(talk)
-    assert [s.text for s in talk.of(InputTranscript)] == ["What is the capital of France?"]
-
-
-def test_without_any_recogniser_left_it_says_that_it_did_not_understand(stub, web):
-    stub.answers[WORDS] = sends(b"no", 500)
-    talk = talk_with(recognizer=ears(web, stub), recognize=None)
-    talk.hear(hum(0.1, 800))
-    ended(talk)
-    assert list(talk.said().values()) == [NOT_UNDERSTOOD]
-    assert talk.facts.entries == ()
-
-
-# ---------------------------------------------------------------------- the synthesizer
-
-
-def mouth(web, stub, *, patient=True, **settings):
-    made = SynthesizerEndpoint(url=stub.url, model="t", voice="v", timeout_s=5.0, **settings)
-    return RemoteSynthesizer(web, made, patient=patient)
-
-
-def tone(seconds, rate=24_000):
-    return 0.5 * np.sin(2 * np.pi * 220 * np.arange(int(seconds * rate)) / rate)
-
-
-@pytest.mark.parametrize("rate", [24_000, 16_000])
-def test_a_clause_sounds_as_the_endpoint_says_it_without_its_silence(stub, web, rate):
-    silence = np.zeros(rate // 2)
-    whole = pcm(np.concatenate((silence, tone(1.0, rate), silence)))
-
-    async def odd_pieces(request, send):
-        for at in range(0, len(whole), 777):
-            await send(whole[at : at + 777])
-
-    stub.answers[SPEECH] = odd_pieces
-    talk = talk_with(synthesizer=mouth(web, stub, rate_hz=rate))
-    talk.tell(Say("x", "One two three."))
-    ended(talk)
-    assert stub.requests[0].json == {"model": "t", "voice": "v", "input": "One two three.", "response_format": "pcm"}
-    loud = np.flatnonzero(np.abs(talk.audio) > 0.01)
-    assert loud[0] < 0.03 * 24_000
-    assert (loud[-1] - loud[0]) / 24_000 == pytest.approx(1.0, abs=0.01)
-    assert talk.said()["x"] == "One two three."
-    spectrum = np.abs(np.fft.rfft(talk.audio[loud[0] : loud[-1]]))
-    assert np.argmax(spectrum) / ((loud[-1] - loud[0]) / 24_000) == pytest.approx(220, abs=2)
-
-
-def test_a_clause_sounds_before_it_is_complete_and_every_word_is_told_once(stub, web):
-    text = "one two three four five six seven eight nine"
-
-    async def slow(request, send):
-        await send(pcm(tone(1.0)))
-        await stub.going_on.wait()
-        await send(pcm(tone(2.0)))
-
-    stub.answers[SPEECH] = slow
-    talk = talk_with(synthesizer=mouth(web, stub, patient=False))
-    talk.tell(Say("x", text))
-    talk.until(OutputText, 10**7)
-    for _ in range(20):
-        talk.frame()
-    assert not talk.of(ResponseEnded)
-    before = len(talk.of(OutputText))
-    assert 1 <= before < 9
-    assert np.count_nonzero(talk.audio) / 24_000 <= 1.0
-    stub.go_on()
-    ended(talk)
-    assert talk.said()["x"] == text
-    assert np.count_nonzero(talk.audio) / 24_000 == pytest.approx(3.0, abs=0.05)
-    ends = [w.start_ms for w in talk.of(OutputText)]
-    assert ends == sorted(ends)
-
-
-def test_a_barge_in_stops_the_speech_that_still_comes(stub, web):
-    async def endless(request, send):
-        await send(pcm(tone(1.0)))
-        await stub.loop.create_future()
-
-    stub.answers[SPEECH] = endless
-    talk = talk_with(synthesizer=mouth(web, stub, patient=False))
-    talk.tell(Say("x", "one two three"))
-    talk.until(OutputText, 10**7)
-    talk.tell(Cancel())
-    assert stub.gone.wait(10)
-
-
-BAD_MOUTHS = {
-    "refused": sends(b"no", 429),
-    "json": sends(b"{}", kind="application/json; charset=utf-8"),
-    "a file": sends(b"RIFF1234WAVE"),
-    "nothing": sends(b""),
-    "huge": sends(bytes(24_000 * 2 * 61)),
-}
-
-
-@pytest.mark.parametrize("answer", BAD_MOUTHS.values(), ids=BAD_MOUTHS)
-@pytest.mark.parametrize("embedded", [True, False])
-def test_without_its_endpoint_a_clause_is_said_by_the_embedded_voice_or_told_as_text(stub, web, answer, embedded):
-    stub.answers[SPEECH] = answer
-    talk = talk_with(synthesizer=mouth(web, stub), **({} if embedded else {"say": None}))
-    talk.tell(Say("x", "one two three"))
-    ended(talk)
-    assert talk.said()["x"] == "one two three"
-    assert bool(talk.audio.any()) is embedded
-
-
-def test_an_endpoint_that_failed_at_a_clause_is_asked_again_when_it_is_said_again(stub, web):
-    stub.answers[SPEECH] = sends(b"busy", 503)
-    talk = talk_with(synthesizer=mouth(web, stub), say=None)
-    talk.tell(Say("x", "Yes."))
-    ended(talk)
-    assert not talk.audio.any()
-    assert len(stub.requests) == 1
-    stub.answers[SPEECH] = sends(pcm(np.full(4800, 0.5)))
-    talk.tell(Say("y", "Yes."))
-    talk.wait(1000)
-    assert talk.audio.any()
-    assert len(stub.requests) == 2
-
-
-def test_samples_keep_the_pauses_inside_and_drop_those_around():
-    quiet, loud = np.zeros(24_000), np.full(2_400, 0.5)
-    samples = Samples(24_000)
-    got = [samples.feed(pcm(np.concatenate((quiet, loud, quiet[:4_800], loud, quiet))))]
-    got.append(samples.end())
-    audio = np.concatenate(got)
-    assert np.flatnonzero(audio)[0] == 480  # 20 ms
-    assert len(audio) == 480 + 2_400 + 4_800 + 2_400 + 2_880  # and 120 ms
-    with pytest.raises(EndpointFailed, match="is a file"):
-        Samples(24_000).feed(b"OggS....")
-
-
-# ---------------------------------------------------------------------- one line of YAML each
-
-
-def test_a_part_is_one_line_of_the_recipe(monkeypatch, tmp_path, caplog):
-    fetched = []
-    monkeypatch.setattr(loading, "missing", lambda _, wheels: [w for w in wheels if w.project not in fetched])
-    monkeypatch.setattr(loading, "fetch", lambda _, wheels, **__: fetched.extend(w.project for w in wheels))
-    for name in ("VoiceActivity", "EndOfTurn"):
-        monkeypatch.setattr(loading, name, lambda *files: files)
-    for name in ("Recognizer", "Synthesizer", "Language"):
-        monkeypatch.setattr(loading, name, lambda *_, **__: pytest.fail("an embedded part was loaded"))
-    line = {"url": "http://127.0.0.1:1/v1", "model": "m"}
-    options = {
-        "recognizer": line | {"fall_back": False},
-        "language": line,
-        "synthesizer": line | {"fall_back": False},
-    }
-    made = load_parts(tmp_path, Config(model="voice", options=options).options_as(VoiceOptions))
-    assert (made.recognize, made.say, made.skills) == (None, None, False)
-    assert fetched == ["pipecat-ai"], "weights that nobody needs are not fetched"
-    assert made.language.calls_tools
-    made.close()
-    options["language"] = line | {"key_env": "NO_SUCH_KEY"}
-    with pytest.raises(ConfigError, match="NO_SUCH_KEY, which is not set"):
-        load_parts(tmp_path, Config(model="voice", options=options).options_as(VoiceOptions))
-    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None if name == "httpx" else name)
-    with pytest.raises(BackendUnavailable, match=r"realtime-omni\[endpoints\]"):
-        load_parts(tmp_path, Config(model="voice", options=options).options_as(VoiceOptions))
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"url": "ftp://x/v1"}, "no http"),
-        ({"url": "localhost:8080"}, "no http"),
-        ({"url": "http://me:secret@x/v1"}, "has a user"),
-        ({"url": "http://x/v1?key=1"}, "a query"),
-        ({"key": "sk"}, "unknown field"),
-        ({"timeout_s": 0}, "timeout_s"),
-        ({"key_env": "a b"}, "key_env"),
-    ],
-)
-def test_a_wrong_line_is_refused_by_name(settings, words):
-    options = {"language": {"url": "http://x/v1", "model": "m"} | settings}
-    with pytest.raises(ConfigError, match=words):
-        Config(model="voice", options=options).options_as(VoiceOptions)
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(options, VoiceOptions)
-
-
-def test_frames_are_not_held_up_by_an_endpoint(stub, web):
-    """A tick looks and goes on: a call with a dead slow endpoint hears and is silent, frame by frame."""
-
-    async def silent(request, send):
-        await stub.loop.create_future()
-
-    stub.answers |= {CHAT: silent, WORDS: silent}
-    language = chat(web, stub, patient=False)
-    recognizer = RemoteRecognizer(web, RecognizerEndpoint(url=stub.url, model="w"))
-    talk = Talk(EmbeddedVoice(parts(skills=False, language=language, recognizer=recognizer), threads=1))
-    talk.hear(hum(0.1, 800))
-    talk.tell(Respond("x"))
-    talk.wait(100 * FRAME_MS)
-    assert not talk.of(OutputText)
-    talk.tell(Cancel())
