@@ -20,6 +20,7 @@ from realtime_omni.session.values import check_event_id, check_prompt
 
 MAX_STEPS = 10_000
 MAX_SAMPLES = 16
+_UINT8, _FLOAT32 = np.dtype(np.uint8), np.dtype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +82,12 @@ class Observation:
     def __post_init__(self) -> None:
         object.__setattr__(self, "images", MappingProxyType(dict(self.images)))
         for name, image in self.images.items():
-            several = isinstance(image, np.ndarray) and image.ndim == 4
-            _check_array(image, "uint8", 4 if several else 3, f"images.{name}")
-            if image.shape[-1] != 3 or 0 in image.shape:
-                raise ArgumentError(f"images.{name} is [height, width, 3]", path=f"images.{name}")
-        _check_array(self.state, "float32", 1, "state")
+            _check_image(image, f"images.{name}")
+        _check_numbers(self.state, 1, "state")
         if self.prompt is not None:
             check_prompt(self.prompt)
         if self.noise is not None:
-            _check_array(self.noise, "float32", 2, "noise")
+            _check_numbers(self.noise, 2, "noise")
         if self.noise is not None and self.seed is not None:
             raise ArgumentError("noise and seed exclude each other", path="seed")
         if self.seed is not None:
@@ -104,9 +102,16 @@ class Observation:
             raise ArgumentError("budget_s must be a positive number of seconds", path="budget_s")
 
 
-def _check_array(array: Any, dtype: str, rank: int, path: str) -> None:
-    """An array of this dtype and rank, its numbers finite."""
-    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != rank:
-        raise ArgumentError(f"{path} must be a {dtype} array of {rank} dimensions", path=path)
-    if dtype == "float32" and not math.isfinite(float(np.abs(array).sum(dtype=np.float64))):
+def _check_image(image: Any, path: str) -> None:
+    if not isinstance(image, np.ndarray) or image.dtype != _UINT8 or image.ndim not in (3, 4):
+        raise ArgumentError(f"{path} must be a uint8 array of 3 or 4 dimensions", path=path)
+    if image.shape[-1] != 3 or not image.size:
+        raise ArgumentError(f"{path} is [height, width, 3]", path=path)
+
+
+def _check_numbers(array: Any, rank: int, path: str) -> None:
+    """A float32 array of this rank, its numbers finite."""
+    if not isinstance(array, np.ndarray) or array.dtype != _FLOAT32 or array.ndim != rank:
+        raise ArgumentError(f"{path} must be a float32 array of {rank} dimensions", path=path)
+    if not np.isfinite(array).all():
         raise ArgumentError(f"{path} must be finite", path=path)

@@ -28,6 +28,11 @@ _NUMBER = re.compile(r"[<>|]?(?:b1|[iu][1248]|f[248])")
 _TEXT = re.compile(r"[<>|]?[US][1-9][0-9]{0,4}")
 _KIND_BYTE = re.compile(r"[biufUS]?")
 
+# The members of an openpi array's map, in its packer's order, around the data and before the dimensions.
+_PLAIN_HEAD = re.compile(rb"\xc4\x0b__ndarray__\xc3\xc4\x04data(?:\xc4(.)|\xc5(..)|\xc6(....))", re.DOTALL)
+_PLAIN_TAIL = re.compile(rb"\xc4\x05dtype\xa3([<>|](?:b1|[iu][1248]|f[248]))\xc4\x05shape([\x91-\x98])")
+_DIM_WIDTH = {0xCC: 1, 0xCD: 2, 0xCE: 4}
+
 
 class EncodedImage(Struct, frozen=True):
     """A PNG or JPEG file inside a frame (a view into it), not decoded yet. ``shape`` is what the sender says it
@@ -53,6 +58,36 @@ def on_map(members: dict[str, object], binary: bool) -> object:
     if binary:
         raise PolicyError(PolicyCode.BAD_FRAME, "a key is binary, but this is no array")
     return members
+
+
+def plain_array(frame: bytes, at: int) -> tuple[Array, int, int] | None:
+    """The array whose map's members begin at ``at`` exactly as openpi's client packs them; where they end, and how many values
+    the frame spent on it. None: something is otherwise, and the ordinary way finds out what.
+
+    Most of an observation is such arrays; two strokes for each take a quarter of the time of value after value."""
+    if (head := _PLAIN_HEAD.match(frame, at)) is None:
+        return None
+    size, start = int.from_bytes(head[head.lastindex or 0], "big"), head.end()
+    if (tail := _PLAIN_TAIL.match(frame, start + size)) is None:
+        return None
+    shape, at = [], tail.end()
+    count = tail[2][0] & 0x0F
+    try:
+        for _ in range(count):
+            lead, at = frame[at], at + 1
+            if lead >= 0x80:
+                width = _DIM_WIDTH[lead]
+                lead, at = int.from_bytes(frame[at : at + width], "big"), at + width
+            shape.append(lead)
+    except (IndexError, KeyError):
+        return None
+    dtype = np.dtype(tail[1].decode())
+    if not size or at > len(frame) or math.prod(shape) * dtype.itemsize != size or max(shape) > MAX_DIM:
+        return None
+    flat: Array = np.frombuffer(frame, dtype, size // dtype.itemsize, start)
+    if not flat.flags.aligned:
+        flat = flat.copy()
+    return flat.reshape(shape), at, 8 + count
 
 
 def _only(members: dict[str, object], marker: str, *names: str) -> dict[str, object]:

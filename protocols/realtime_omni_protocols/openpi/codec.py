@@ -12,13 +12,14 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from .arrays import EncodedImage, marker_map, on_map
+from .arrays import EncodedImage, marker_map, on_map, plain_array
 from .errors import PolicyCode, PolicyError
 from .reader import MAX_DEPTH, Reader
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """A float32 observation of three 1080p cameras is 75 MB; uint8 ones are 19 MB, and nobody should send the former."""
 
+_AS_THEY_ARE = frozenset({type(None), bool, int, float, str, bytes, msgspec.Raw})
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -32,7 +33,7 @@ def unpack(frame: bytes, max_bytes: int = MAX_FRAME_BYTES) -> object:
     """
     if len(frame) > max_bytes:
         raise PolicyError(PolicyCode.TOO_LARGE, f"the message is larger than {max_bytes} bytes")
-    return Reader(frame, on_map).read()
+    return Reader(frame, on_map, plain_array).read()
 
 
 def pack(value: object) -> bytes:
@@ -47,6 +48,8 @@ def pack(value: object) -> bytes:
 
 def _plain(value: object, depth: int) -> object:
     """The value in types that msgspec writes as msgpack-python does."""
+    if type(value) in _AS_THEY_ARE:
+        return value
     # np.float64 and np.str_ are a float and a str to that client, and leave it as such; bool is an int, and both stay.
     if value is None or isinstance(value, bool | int):
         return value

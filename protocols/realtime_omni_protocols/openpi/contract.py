@@ -17,6 +17,7 @@ from .errors import PolicyCode, PolicyError
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Dim = Annotated[int, Meta(ge=1, le=65_536)]
 Float32 = npt.NDArray[np.float32]
+_FLOAT32 = np.dtype(np.float32)
 
 ROBOARENA_DEFAULTS: dict[str, object] = {
     "image_resolution": [224, 224],
@@ -27,6 +28,14 @@ ROBOARENA_DEFAULTS: dict[str, object] = {
     "action_space": "joint_position",
 }
 """roboarena's six metadata fields; its client refuses a seventh, and fills in these where one is missing."""
+
+
+def to_float32(numbers: npt.NDArray[np.floating]) -> Float32:
+    """Contiguous and as float32; what is too large for that is infinite."""
+    if numbers.dtype == _FLOAT32:
+        return np.ascontiguousarray(numbers)
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(numbers, dtype=_FLOAT32)
 
 
 class Camera(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -149,8 +158,7 @@ class PolicyContract(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         shape = (self.action.horizon, self.action.dim)
         if not isinstance(actions, np.ndarray) or actions.dtype.kind != "f" or actions.shape != shape:
             raise PolicyError(PolicyCode.BAD_ACTION, f"the policy did not return a float array {list(shape)}")
-        with np.errstate(over="ignore"):
-            checked: Float32 = np.ascontiguousarray(actions, dtype=np.float32)
+        checked = to_float32(actions)
         if not np.isfinite(checked).all():
             raise PolicyError(PolicyCode.BAD_ACTION, "the policy returned an action that is not finite")
         return checked

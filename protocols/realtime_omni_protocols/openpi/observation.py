@@ -17,12 +17,13 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from .arrays import EncodedImage, sniff_image
-from .contract import Camera, Float32, PolicyContract, StateField
+from .contract import Camera, Float32, PolicyContract, StateField, to_float32
 from .errors import PolicyCode, PolicyError
 from .reader import child_path
 
 MAX_SIDE = 4096
 MAX_PROMPT_CHARS = 2_000
+_UINT8 = np.dtype(np.uint8)
 
 Array: TypeAlias = npt.NDArray[Any]
 Image: TypeAlias = npt.NDArray[np.uint8]
@@ -194,7 +195,7 @@ def _check_size(height: int, width: int, camera: Camera, path: str) -> None:
 
 def _to_uint8(image: Array, path: str) -> Image:
     """uint8 as it is; floats in [0, 1] times 255, cut off as openpi does."""
-    if image.dtype == np.uint8:
+    if image.dtype == _UINT8:
         return image
     if image.dtype.kind != "f":
         raise PolicyError(PolicyCode.IMAGE_DTYPE, f"a picture is uint8 or float, not {image.dtype.name}", path)
@@ -216,8 +217,7 @@ def _vector(field: StateField, value: object, path: str) -> Float32:
     if vector.ndim != 1 or not least <= vector.size <= field.dim:
         wanted = str(field.dim) if least == field.dim else f"{least} to {field.dim}"
         raise PolicyError(PolicyCode.STATE_SHAPE, f"{field.name} has shape {list(vector.shape)}, not [{wanted}]", path)
-    with np.errstate(over="ignore"):
-        made: Float32 = vector.astype(np.float32)
+    made = to_float32(vector)
     if not np.isfinite(made).all():
         raise PolicyError(PolicyCode.STATE_VALUE, f"{field.name} is not finite", path)
     return made
@@ -233,7 +233,7 @@ def _numbers(value: object, path: str) -> Array:
             raise PolicyError(PolicyCode.STATE_VALUE, "a number is too large", path) from None
     if isinstance(value, float):
         return np.array(value, np.float64)
-    if not isinstance(value, np.ndarray | np.floating) or value.dtype.kind != "f":
+    if not isinstance(value, (np.ndarray, np.floating)) or value.dtype.kind != "f":
         found = f", not {value.dtype.name}" if isinstance(value, np.ndarray | np.generic) else ""
         raise PolicyError(PolicyCode.STATE_DTYPE, f"a state is a float array or a list of numbers{found}", path)
     return np.asarray(value)

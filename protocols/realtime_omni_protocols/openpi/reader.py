@@ -29,6 +29,9 @@ MAX_STRING_BYTES = 64 * 1024
 
 MapHook: TypeAlias = Callable[[dict[str, object], bool], object]
 """Makes a value of a finished map: (members, whether a key was binary). Its errors get their path here."""
+Shortcut: TypeAlias = Callable[[bytes, int], tuple[object, int, int] | None]
+"""Reads a map of four members, two levels deep at most, that begin here, at once: (its value, where it ends, how many values
+that are). None: it is to be read in the ordinary way."""
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 # Lead byte -> the number that follows.
@@ -61,15 +64,16 @@ def child_path(path: str, key: str) -> str:
 
 
 class Reader:
-    """Reads one value from ``data``; ``on_map`` turns maps into what they mean."""
+    """Reads one value from ``data``; ``on_map`` turns maps into what they mean, ``shortcut`` those that it knows by sight."""
 
-    def __init__(self, data: bytes, on_map: MapHook) -> None:
+    def __init__(self, data: bytes, on_map: MapHook, shortcut: Shortcut) -> None:
         self._data = data
         self._view = memoryview(data)
         self._size = len(data)
         self._at = 0
         self._items = 0
         self._on_map = on_map
+        self._shortcut = shortcut
         self._steps: list[str | int] = []
         """Keys and indices from the root to the value being read; whatever goes wrong is there."""
 
@@ -158,6 +162,12 @@ class Reader:
         return values
 
     def _map(self, count: int) -> object:
+        if count == 4 and len(self._steps) < MAX_DEPTH - 1:
+            known = self._shortcut(self._data, self._at)
+            if known is not None and self._items + known[2] <= MAX_ITEMS:
+                value, self._at, items = known
+                self._items += items
+                return value
         self._enter(2 * count)
         members: dict[str, object] = {}
         any_binary = False
