@@ -33,6 +33,7 @@ from realtime_omni.models.pi0.model import TINY_POLICY
 from realtime_omni.models.pi0.network import Pi0Network
 from realtime_omni.rtc.modes import Mode, Settings, step_rule
 from realtime_omni.rtc.previous import Previous
+from realtime_omni_protocols.openpi import PolicyServerError
 from recipes.tiny_policy import expert
 from recipes.tiny_policy.policy import Request, Statistics, chunks, inputs_of, look
 from recipes.tiny_policy.shape import EXECUTED, HORIZON
@@ -50,11 +51,12 @@ SEED = 1_000_003
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What one run of episodes is done under. ``tasks``: the episodes are spread evenly over these."""
+    """What one run of episodes is done under. ``tasks``: the episodes are spread evenly over these. ``rtc`` None: the server's
+    own; in this process, none."""
 
     episodes: int = 60 * len(TASKS)
     delay: int = 0
-    rtc: Mode = Mode.NONE
+    rtc: Mode | None = None
     instruction: str = "own"
     cameras: str = "as they are"
     policy: str = "checkpoint"
@@ -234,10 +236,11 @@ def measure(
             ]
         )
     else:
-        here = ask or network_policy(network, statistics, asked.rtc, cameras=asked.cameras, task=words)
+        here = ask or network_policy(network, statistics, asked.rtc or Mode.NONE, cameras=asked.cameras, task=words)
         outcome = episodes({"expert": expert_policy, "random": random_policy}.get(asked.policy, here))
-    conditions = {name: getattr(asked, name) for name in ("delay", "rtc", "instruction", "cameras", "policy", "seed")}
-    return report(scene, outcome, {**conditions, "over": "socket" if url else device.type})
+    conditions = {name: getattr(asked, name) for name in ("delay", "instruction", "cameras", "policy", "seed")}
+    mode = asked.rtc or ("the server's own" if url else Mode.NONE)
+    return report(scene, outcome, {**conditions, "rtc": mode, "over": "socket" if url else device.type})
 
 
 def _fleet(
@@ -248,7 +251,8 @@ def _fleet(
 
     rows = slice(first, first + FLEET)
     task = words[rows]
-    with SocketRobots(url, len(task), task, asked.seed, size, asked.cameras, first=first) as robots:
+    robots = SocketRobots(url, len(task), task, asked.seed, size, asked.cameras, first=first, rtc=asked.rtc)
+    with robots:
         return episodes(robots.ask, rows)
 
 
@@ -261,19 +265,25 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--episodes", type=int, default=DEFAULT.episodes, help="spread evenly over the tasks")
     parser.add_argument("--seed", type=int, default=SEED, help="of scenes and noise; training never draws these")
     parser.add_argument("--delay", type=int, default=0, help="ticks between an observation and its chunk")
-    parser.add_argument("--rtc", type=Mode, default=Mode.NONE, choices=[m for m in Mode if m is not Mode.ENSEMBLE])
+    parser.add_argument(
+        "--rtc",
+        type=Mode,
+        choices=[m for m in Mode if m is not Mode.ENSEMBLE],
+        help="how chunks join; a server that does not offer it refuses. Default: none, over a socket the server's own",
+    )
     parser.add_argument("--instruction", choices=("own", "shuffled"), default="own")
     parser.add_argument("--cameras", choices=("as they are", "blank"), default="as they are")
     parser.add_argument("--policy", choices=("checkpoint", "expert", "random"), default="checkpoint")
     parser.add_argument("--tasks", type=int, nargs="+", default=DEFAULT.tasks)
-    parser.add_argument(
-        "--url", help="robots over a socket; the server then owns the weights and --rtc says what it runs"
-    )
+    parser.add_argument("--url", help="robots over a socket; the server then owns the weights")
     parser.add_argument("--json", action="store_true", help="one JSON object and nothing else")
     args = parser.parse_args(argv)
     network, statistics = load(args.folder, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     asked = {name: getattr(args, name) for name in (f.name for f in fields(Conditions))}
-    told = measure(network, statistics, Conditions(**{**asked, "tasks": tuple(args.tasks)}), url=args.url)
+    try:
+        told = measure(network, statistics, Conditions(**{**asked, "tasks": tuple(args.tasks)}), url=args.url)
+    except PolicyServerError as refused:
+        raise SystemExit(f"the server refuses: {refused}") from None
     sys.stdout.write(json.dumps(told, indent=None if args.json else 2) + "\n")
     return 0
 

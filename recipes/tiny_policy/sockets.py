@@ -22,13 +22,24 @@ from recipes.tiny_policy.table import INSTRUCTIONS, TICK_S, state_of
 
 class SocketRobots:
     """``count`` robots on the server at ``url``; ``task`` [count]: whose words each is given; ``first``: the number of the
-    first robot, for its noise. One per set of episodes."""
+    first robot, for its noise; ``rtc``: the mode that every observation asks for, refused by a server that does not offer it
+    (None: the server's own). One per set of episodes."""
 
     def __init__(
-        self, url: str, count: int, task: Tensor, seed: int, size: int, cameras: str, *, first: int = 0
+        self,
+        url: str,
+        count: int,
+        task: Tensor,
+        seed: int,
+        size: int,
+        cameras: str,
+        *,
+        first: int = 0,
+        rtc: str | None = None,
     ) -> None:
         self._words = [INSTRUCTIONS[number] for number in task.tolist()]
         self._seed, self._size, self._blank, self._first = seed, size, cameras == "blank", first
+        self._rtc = rtc
         self._streams = [PolicyStream.connect(url, control_hz=1 / TICK_S) for _ in range(count)]
         self._runner = asyncio.Runner()
         self.delays_used: list[int] = []
@@ -76,7 +87,8 @@ class SocketRobots:
     async def _one(self, row: int, observation: dict[str, Any], tick: int, request: Request) -> Tensor:
         stream = self._streams[row]
         _consume(stream, self._popped, tick)
-        if not await stream.observe(observation, tick, seed=noise_seed(self._seed, self._first + row, self._asked)):
+        seed = noise_seed(self._seed, self._first + row, self._asked)
+        if not await stream.observe(observation, tick, seed=seed, rtc=self._rtc):
             raise ConnectionError("the connection to the policy was lost")
         # What the robot does while the chunk is on its way; nothing is merged before it has been done.
         _consume(stream, tick, tick + request.delay)

@@ -71,13 +71,14 @@ def serving(*overrides: str) -> Iterator[str]:
     loop.close()
 
 
-def assert_same_chunks(url: str, folder: Path, mode: Mode) -> None:
-    """Three chunks of every robot, each a continuation of the one before and late, there and here."""
+def assert_same_chunks(url: str, folder: Path, mode: Mode, asked: str | None = None) -> None:
+    """Three chunks of every robot, each a continuation of the one before and late, there and here. ``asked``: the mode that
+    the observations ask for; None: ``mode`` is the server's own."""
     scene = new_scenes(ROBOTS, torch.Generator().manual_seed(2), torch.tensor([0, 1, 7]))
     network, statistics = evaluate.load(folder, torch.device("cpu"))
     here = evaluate.network_policy(network, statistics, mode)
     left = evaluate.nothing_left(ROBOTS, torch.device("cpu"))
-    with SocketRobots(url, ROBOTS, scene.task, SEED, network.shape.image_size, "as they are") as robots:
+    with SocketRobots(url, ROBOTS, scene.task, SEED, network.shape.image_size, "as they are", rtc=asked) as robots:
         for number in range(3):
             seeds = [noise_seed(SEED, row, number) for row in range(ROBOTS)]
             noise = torch.stack([block_noise(seed, 0, 0, (HORIZON, ACTION_DIM)) for seed in seeds])
@@ -96,3 +97,9 @@ def test_over_the_socket_robots_get_the_chunks_of_the_network_and_the_delay_that
 def test_the_policy_of_the_package_is_the_same_over_the_socket():
     with serving() as url:
         assert_same_chunks(url, TINY_POLICY, Mode.TRAINED)
+        assert_same_chunks(url, TINY_POLICY, Mode.AUTO, asked="auto")
+
+
+def test_an_evaluation_is_not_of_a_mode_that_the_server_does_not_offer():
+    with serving() as url, pytest.raises(SystemExit, match="this deployment offers trained, auto, none"):
+        evaluate.main(["--episodes", "1", "--url", url, "--rtc", "vjp"])
