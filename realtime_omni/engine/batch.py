@@ -20,6 +20,7 @@ from realtime_omni.engine.capture import Moment
 from realtime_omni.engine.consumer import PlannedRow
 from realtime_omni.errors import TickError
 from realtime_omni.kv.attention import AttentionPlan, RowPlan
+from realtime_omni.kv.attention.decode import DecodePlan
 from realtime_omni.kv.attention.growing import GrowingPlan, Turn
 from realtime_omni.kv.attention.sdpa import SdpaBackend
 from realtime_omni.kv.manager import BlockReservation
@@ -39,7 +40,7 @@ class BatchRun:
         self._runner = runner
         self._planned: dict[int, PlannedRow] = {}
         self._reservations: dict[int, BlockReservation] = {}
-        self._plans: dict[str, AttentionPlan | GrowingPlan] = {}
+        self._plans: dict[str, AttentionPlan | GrowingPlan | DecodePlan] = {}
         self._results: dict[int, RowOutput | Exception] = {}
         self._step_rows: dict[int, StepRow] = {}
         self._blocks: dict[int, BlockReservation] = {}
@@ -118,7 +119,16 @@ class BatchRun:
             blocks = [next(b for b in branches if b.branch == name) for branches in wholes]
             plan = self._runner.backend.plan([RowPlan.of(b) for b in blocks], self._runner.storage)
             self._plans[name] = plan
-        assert not isinstance(plan, GrowingPlan), "this tick's blocks grow"
+        assert not isinstance(plan, GrowingPlan | DecodePlan), "this tick attends in another way"
+        return plan
+
+    def decoding(self) -> DecodePlan:
+        name = self._runner.spec.kv.branches[0].name
+        plan = self._plans.get(name)
+        if plan is None:
+            plan = DecodePlan([whole.branches[0] for whole in self._blocks.values()], self._runner.storage)
+            self._plans[name] = plan
+        assert isinstance(plan, DecodePlan), "one plan a tick"
         return plan
 
     def growing(self, tokens: Callable[[int, int], int], turn: Turn) -> GrowingPlan:

@@ -29,18 +29,25 @@ from realtime_omni.kv.window import FrameRef, WindowTable
 class BranchBlock(Struct, frozen=True):
     """One branch of a block: what it sees, where its clean keys and values go, and where its noisy ones may.
 
-    ``history`` and ``frames`` are in frame order. ``scratch`` has one FrameRef per frame, at most ``frames_per_block``;
+    ``before``: frames of earlier blocks that the same tick writes anew. ``frames`` are in frame order. ``scratch``
+    has one FrameRef per frame, at most ``frames_per_block``;
     ``extra`` has one per page of scratch tokens, ``ahead`` room for a block of ``frames_per_block`` and the scratch tokens.
     Those are outside the pool, have index -1, and are never history.
     """
 
     branch: str
     local_index: int
-    history: tuple[FrameRef, ...]
+    table: WindowTable
+    before: tuple[FrameRef, ...]
     frames: tuple[FrameRef, ...]
     scratch: tuple[FrameRef, ...]
     extra: tuple[FrameRef, ...]
     ahead: tuple[FrameRef, ...]
+
+    @property
+    def history(self) -> tuple[FrameRef, ...]:
+        """What the block sees beside itself, in frame order. Of a block in flight; walks the window, so ask once."""
+        return (*self.table.visible(), *self.before)
 
 
 class BlockReservation(Struct, frozen=True):
@@ -329,7 +336,8 @@ class KVBook:
                 BranchBlock(
                     branch.name,
                     branch.local_index,
-                    (*table.visible(), *table.block[:first]),
+                    table,
+                    table.block[:first],
                     table.block[first:last],
                     scratch[: len(table.block[first:last])],
                     scratch[fpb:],

@@ -22,6 +22,7 @@ absolute index is a number kept apart from storage and simply grows.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -127,6 +128,11 @@ class WindowGeometry:
             raise ArgumentError(f"these are not the frames of a session after {completed} frames", path="retained")
         return tuple(kept)
 
+    def ring_place(self, index: int) -> int:
+        """Where a frame lies among ``sink + window`` places that a session uses again and again: no two frames that a block
+        sees share one."""
+        return index if index < self.sink_frames else self.sink_frames + (index - self.sink_frames) % self.window_frames
+
     def skipped_frames(self, completed: int) -> int:
         """How many frames have been evicted once ``completed`` are committed; sink frames never are."""
         return self.kept_from(completed) - self.sink_frames
@@ -163,6 +169,7 @@ class WindowTable:
         self._reservation: PageReservation | None = None
         self._block: tuple[FrameRef, ...] = ()
         self._rewritten = 0
+        self._ring: array[int] | None = None
 
     @property
     def completed(self) -> int:
@@ -188,6 +195,15 @@ class WindowTable:
         anew."""
         first, last = self.geometry.seen_from(self._completed), self._completed - self._rewritten
         return (*self._sink, *(frame for frame in self._tail if first <= frame.index < last))
+
+    def ring(self) -> array[int]:
+        """The first page of every frame that the current block sees and of its own, int32 by ``ring_place``. Made when it is
+        first asked for and kept by ``reserve`` from then on, so that a tick costs a frame and not a window. Not to be changed,
+        and to be read before the block is settled."""
+        if self._ring is None:
+            self._ring = array("i", bytes(4 * (self.geometry.sink_frames + self.geometry.window_frames)))
+            self._note((*self.visible(), *self._block))
+        return self._ring
 
     @property
     def page_count(self) -> int:
@@ -218,6 +234,9 @@ class WindowTable:
             FrameRef(first + i, reservation.pages[i * each : (i + 1) * each], size.tokens_per_frame)
             for i in range(rewritten + frames)
         )
+        if rewritten:
+            self._ring = None
+        self._note(self._block)
         return self._block
 
     def commit(self) -> tuple[FrameRef, ...]:
@@ -276,6 +295,7 @@ class WindowTable:
             while stored and stored[-1].index >= target:
                 dropped.appendleft(stored.pop())
         self._completed = target
+        self._ring = None  # later frames have taken the places of those that are seen again
         self._drop(dropped)
         return tuple(dropped)
 
@@ -323,6 +343,7 @@ class WindowTable:
         self._sink.clear()
         self._tail.clear()
         self._completed = 0
+        self._ring = None
         return freed + self._drop(dropped)
 
     def check(self) -> None:
@@ -354,6 +375,11 @@ class WindowTable:
     def statistics(self) -> WindowStatistics:
         """A snapshot of the counts."""
         return WindowStatistics(self._completed, len(self._sink) + len(self._tail), len(self._block))
+
+    def _note(self, frames: Iterable[FrameRef]) -> None:
+        if self._ring is not None:
+            for frame in frames:
+                self._ring[self.geometry.ring_place(frame.index)] = frame.pages[0]
 
     def _evict(self) -> tuple[FrameRef, ...]:
         first = self.geometry.kept_from(self._completed)

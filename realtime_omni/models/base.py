@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import torch
 
     from realtime_omni.duplex.spec import DuplexSpec
+    from realtime_omni.kv.attention.decode import DecodePlan
     from realtime_omni.kv.attention.plan import AttentionBackend
     from realtime_omni.models.policy import PolicySpec
     from realtime_omni.session.signals import Signal
@@ -227,6 +228,11 @@ class StepBatch(Protocol):
 
     def attention(self, branch: str | None = None) -> BlockAttention:
         """The attention of one branch (default: the first)."""
+        ...
+
+    def decoding(self) -> DecodePlan:
+        """In place of ``attention``, for passes over one token a row in memory that stays where it is, as CUDA graphs need it;
+        see ``kv.attention.decode``."""
         ...
 
     def growing(self, tokens: Callable[[int, int], int], turn: Callable[[int, torch.Tensor], None]) -> GrowingAttention:

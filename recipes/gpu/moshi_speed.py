@@ -5,7 +5,9 @@
 
 ``attention``  one layer of one step over full windows, in several ways: microseconds, share of the memory's speed, error.
 ``geometry``   ``bench.moshi_geometry``: a tick in CUDA graphs, for numbers of calls and depths.
-``serving``    the served model on pages, as an engine's batch runs it: windows full of keys, codec's pasts too.
+``paged``      one layer of one step over pages where they lie: the kernel of ``kv.attention.decode``.
+``agrees``     captured stages say what plain ones say, greedy, with calls that join, leave and go back.
+``served``     the served model as an engine runs it, through its runner: windows full of keys, codec's pasts too.
 
 Exit status 0: every part ran and was valid. A part whose memory or time is not enough is one line, and the next part runs.
 """
@@ -18,11 +20,12 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -32,14 +35,18 @@ from torch.nn.functional import scaled_dot_product_attention
 from realtime_omni.bench import moshi_geometry, moshi_static
 from realtime_omni.bench.conditions import summary
 from realtime_omni.bench.moshi_geometry import SCALES, draw_weights
-from realtime_omni.kv.attention import AttentionPlan, RowPlan, open_backend
+from realtime_omni.engine.consumer import PlannedRow
+from realtime_omni.engine.runner import ModelRunner
+from realtime_omni.kv.attention import decode, open_backend
 from realtime_omni.kv.manager import KVBook
 from realtime_omni.kv.storage import KVStorage
-from realtime_omni.models.base import RowOutput, SessionSetup, StepRow
+from realtime_omni.models.base import RowOutput, SessionSetup
 from realtime_omni.models.moshi.codec import SEGMENT, CodecState
+from realtime_omni.models.moshi.config import LMConfig
 from realtime_omni.models.moshi.mimi import Mimi
 from realtime_omni.models.moshi.model import Moshi, Settings
 from realtime_omni.models.moshi.network import MoshiLM
+from realtime_omni.models.moshi.sampling import Chance
 from realtime_omni.session.frame import Frame
 from realtime_omni.session.values import ChunkIndex, SessionId, TickRequest
 
@@ -50,9 +57,12 @@ PARTS = (
     "geometry 76 8",
     "geometry 32 8",
     "geometry 64 8 default",
-    "serving 1 sdpa",
-    "serving 8 sdpa",
-    "serving 32 sdpa",
+    "paged 64",
+    "agrees",
+    "served 8 graphs",
+    "served 64 graphs",
+    "served 32 graphs",
+    "served 8 plain",
 )
 H200_BYTES_PER_S = 4.8e12
 START_S = 25.0
@@ -167,21 +177,6 @@ class Words:
         return [1]
 
 
-class Batch:
-    """What the engine's batch is to a model: rows, their attention, and who is active (all)."""
-
-    def __init__(self, rows: Sequence[StepRow], plan: AttentionPlan) -> None:
-        self.rows = rows
-        self._plan = plan
-        self.active = tuple(range(len(rows)))
-
-    def row(self, number: int) -> StepRow:
-        return self.rows[number]
-
-    def attention(self, branch: str | None = None) -> AttentionPlan:
-        return self._plan
-
-
 def in_the_middle(side: CodecState, frames: int, codec: Any, generator: torch.Generator) -> CodecState:
     """A codec that has seen so many frames."""
     segments, recent = CodecState.parts(frames, codec)
@@ -194,81 +189,218 @@ def in_the_middle(side: CodecState, frames: int, codec: Any, generator: torch.Ge
     return CodecState(frames, side.memory, *parts)
 
 
-def serving(args: argparse.Namespace, calls: int, backend: str) -> bool:
-    """Ticks of :class:`Moshi` on pages, with the books of an engine's batch around them."""
+def served(args: argparse.Namespace, calls: int, speed: str) -> bool:
+    """Ticks of :class:`Moshi` as an engine runs them: its runner, books, pages and accounts; windows full, rewinds kept."""
     config, codec = SCALES[args.scale]
-    with torch.device("meta"):
-        lm, mimi = MoshiLM(config), Mimi(codec, config.own_streams)
     kind = getattr(torch, args.dtype)
-    draw_weights(lm, kind, args.device, 1)
-    draw_weights(mimi, torch.float32, args.device, 2)
-    model = Moshi(lm, mimi, Words(), Settings(), device=args.device)
-    spec = replace(model.spec.kv, max_in_flight=calls, dtype_bytes=kind.itemsize)
-    book = KVBook(spec, sessions=calls)
-    storage = KVStorage(spec, spec.managed_pages(calls) + spec.scratch_pages, device=args.device, dtype=kind)
+    model = random_model(args, config, Settings(), calls if speed == "graphs" else None, kind)
+    runner = random_runner(args, model, calls, kind)
     generator = torch.Generator(args.device).manual_seed(3)
-    for pool in (*storage.k, *storage.v):
+    for pool in (*runner.storage.k, *runner.storage.v):
         pool.normal_(generator=generator)
-    attend = open_backend(backend, device=args.device)
-    states, frames = [], config.context + 5
+    frames = config.context + 5
     for call in range(calls):
         session = SessionId(str(call))
-        book.restore(session, frames, [range(frames - config.context, frames)])
-        state = model.open(SessionSetup(session, None, call))
-        ears, mouth = (in_the_middle(side, frames, codec, generator) for side in (state.ears, state.mouth))
-        ring = torch.zeros_like(state.ring)
-        states.append(replace(state, ring=ring, ears=ears, mouth=mouth))
+        runner.open(SessionSetup(session, None, call))
+        runner.book.end(session)
+        runner.book.restore(session, frames, [range(frames - config.context, frames)])
+        resident = runner.resident(session)
+        ears, mouth = (
+            in_the_middle(side, frames, codec, generator) for side in (resident.state.ears, resident.state.mouth)
+        )
+        resident.state = replace(resident.state, ring=torch.zeros_like(resident.state.ring), ears=ears, mouth=mouth)
+        resident.own = runner.measured(resident.state)
+        runner.count(resident)
     sound = (0.1 * np.random.default_rng(4).standard_normal(codec.frame_samples)).astype(np.float32)
     wait: Callable[[], object] = torch.cuda.synchronize if args.device.startswith("cuda") else int
     times_ms: list[float] = []
     stages: dict[str, list[float]] = {}
+    good = True
     ended_s = time.perf_counter() + args.serving_s
-    for number in range(3 + args.ticks):
-        if number > 5 and time.perf_counter() > ended_s:
+    for number in range(WARM + args.ticks):
+        if number > WARM + 5 and time.perf_counter() > ended_s:
             break
         wait()
-        began_s = stage_s = time.perf_counter()
-        reservations = [book.plan_block(SessionId(str(call))) for call in range(calls)]
-        rows = []
-        for call, reservation in enumerate(reservations):
-            index = ChunkIndex(frames + number)
-            tick = TickRequest(
-                SessionId(str(call)), "", index, (), None, (), frame=Frame(np.roll(sound, number + call))
-            )
-            rows.append(StepRow(tick, states[call], call, reservation.first_frame, ("speech",)))
-        paged = attend.plan([RowPlan.of(reservation.branches[0]) for reservation in reservations], storage)
-        step, name = model.step(Batch(rows, paged)), "plan"  # type: ignore[arg-type]
-        outputs: dict[int, RowOutput | Exception] = {}
-        while True:
-            try:
-                checkpoint = next(step)
-            except StopIteration as stop:
-                outputs = stop.value
-                wait()
-                stages.setdefault(name, []).append((time.perf_counter() - stage_s) * 1000)
-                break
-            wait()
-            stages.setdefault(name, []).append((time.perf_counter() - stage_s) * 1000)
-            name, stage_s = checkpoint.stage, time.perf_counter()
-        paged.close()
-        for call, reservation in enumerate(reservations):
-            output = outputs[call]
-            assert isinstance(output, RowOutput)
-            book.commit(reservation)
-            states[call] = output.next_state
-        if number >= 3:
+        began_s = time.perf_counter()
+        spent = tick(runner, range(calls), frames + number, lambda call, n=number: np.roll(sound, n + call), wait)
+        if number >= WARM:
             times_ms.append((time.perf_counter() - began_s) * 1000)
-    good = all(bool(np.isfinite(output.artifacts[0].data).all()) for output in outputs.values())  # type: ignore[union-attr]
+            for stage, spent_s in spent.items():
+                stages.setdefault(stage, []).append(spent_s * 1000)
+        good &= all(bool(np.isfinite(heard(runner, call)).all()) for call in range(calls))
+        if number < WARM:
+            ended_s = time.perf_counter() + args.serving_s
     say(
-        "serving",
-        backend=backend,
+        "served",
+        speed=speed,
         calls=calls,
         valid=good,
         tick_ms={**summary(times_ms, 0.5, 0.99), "max": round(max(times_ms), 2), "ticks": len(times_ms)},
-        stages_ms={stage: summary(times[3:], 0.5)["p50"] for stage, times in stages.items()},
+        stages_ms={stage: summary(times, 0.5)["p50"] for stage, times in stages.items()},
         memory_gib=round(torch.cuda.max_memory_allocated() / 2**30, 1) if args.device.startswith("cuda") else None,
     )
     return good
+
+
+WARM = 6
+
+
+def random_model(
+    args: argparse.Namespace, config: LMConfig, settings: Settings, captured: int | None, kind: torch.dtype
+) -> Moshi:
+    codec = SCALES[args.scale][1]
+    with torch.device("meta"):
+        lm, mimi = MoshiLM(config), Mimi(codec, config.own_streams)
+    draw_weights(lm, kind, args.device, 1)
+    draw_weights(mimi, torch.float32, args.device, 2)
+    return Moshi(lm, mimi, Words(), settings, device=args.device, captured_rows=captured)
+
+
+def random_runner(args: argparse.Namespace, model: Moshi, calls: int, kind: torch.dtype) -> ModelRunner:
+    rewinds = 25 if args.scale == "full" else 3
+    kv = model.spec.kv
+    owned = kv.model_owned_bytes_per_session + rewinds * (model.spec.past_state_bytes or 0)
+    spec = replace(
+        kv, max_in_flight=calls, dtype_bytes=kind.itemsize, rewind_blocks=rewinds, model_owned_bytes_per_session=owned
+    )
+    storage = KVStorage(spec, spec.managed_pages(calls) + spec.scratch_pages, device=args.device, dtype=kind)
+    backend = open_backend("sdpa", device=args.device)
+    synchronize = torch.cuda.synchronize if args.device.startswith("cuda") else None
+    return ModelRunner(model, KVBook(spec, sessions=calls), storage, backend, synchronize=synchronize)
+
+
+def tick(
+    runner: ModelRunner,
+    calls: Iterable[int],
+    index: int,
+    sound: Callable[[int], np.ndarray],
+    wait: Callable[[], object] = int,
+) -> dict[str, float]:
+    """One committed tick of these calls; seconds of every stage."""
+    rows = []
+    for call in calls:
+        request = TickRequest(
+            SessionId(str(call)), "", ChunkIndex(index), (), None, (), frame=Frame(np.ascontiguousarray(sound(call)))
+        )
+        rows.append(PlannedRow(request, ("speech",)))
+    spent, began_s = dict[str, float](), time.perf_counter()
+
+    def stage(name: str) -> None:
+        nonlocal began_s
+        wait()
+        spent[name] = time.perf_counter() - began_s
+        began_s = time.perf_counter()
+
+    run, last = runner.plan(rows), ""
+    stage("plan")
+    while True:
+        going, name = run.advance(), run.stage
+        if not going:
+            stage(last)
+            break
+        if name != "listen":
+            stage(last)
+        last = name  # what runs from here to the next checkpoint
+    for row in range(len(rows)):
+        outcome = run.outcome(row)
+        if isinstance(outcome, Exception):
+            raise outcome
+        SAID[rows[row].tick.session_id] = outcome
+        run.precommit(row)
+        run.commit(row)
+    stage("settle")
+    return spent
+
+
+SAID: dict[SessionId, RowOutput] = {}
+
+
+def heard(runner: ModelRunner, call: int) -> np.ndarray:
+    return np.asarray(SAID[SessionId(str(call))].artifacts[0].data)
+
+
+# -- do graphs say what plain stages say? ------------------------------------------------------------------------------
+
+
+def agrees(args: argparse.Namespace) -> bool:
+    """Greedy, in float32, at the real widths with two layers and a short window: calls that join, leave and go back say the
+    same tokens with captured stages as with plain ones."""
+    full, _ = SCALES[args.scale]
+    config = msgspec.structs.replace(full, num_layers=2, context=min(full.context, 12))
+    greedy = Settings(Chance(0.0, 0), Chance(0.0, 0))
+    rings: dict[str, list[list[int]]] = {}
+    for speed in ("plain", "graphs"):
+        model = random_model(args, config, greedy, 4 if speed == "graphs" else None, torch.float32)
+        runner = random_runner(args, model, 4, torch.float32)
+        for call in range(4):
+            runner.open(SessionSetup(SessionId(str(call)), None, call))
+        made: list[list[int]] = []
+        counts = [0] * 4
+        for number in range(30):
+            due = [call for call in range(4) if number >= 3 * call and (number + call) % 5]
+            if number == 17:
+                runner.rewind(SessionId("0"), counts[0] - 2)
+                counts[0] -= 2
+            for group in (due[:1], due[1:]) if number % 2 else (due,):
+                for call in group:  # calls stand at different frames: each is a tick of its own number
+                    counts[call] += 1
+                if group:
+                    numbers = {call: counts[call] - 1 for call in group}
+                    ticks(runner, numbers, number)
+            made.append(
+                [int(t) for call in range(4) for t in runner.resident(SessionId(str(call))).state.ring.flatten()]
+            )
+        rings[speed] = made
+        del model, runner
+    same = [a == b for a, b in zip(rings["plain"], rings["graphs"], strict=True)]
+    say("agrees", ticks=len(same), equal=sum(same), first_other=same.index(False) if False in same else None)
+    return all(same)
+
+
+def ticks(runner: ModelRunner, numbers: Mapping[int, int], seed: int) -> None:
+    """One tick of calls at frames of their own."""
+    samples = runner.model.spec.duplex.output_samples  # type: ignore[union-attr]
+    rows = []
+    for call, index in numbers.items():
+        sound = (0.1 * np.random.default_rng((call, index)).standard_normal(samples)).astype(np.float32)
+        request = TickRequest(SessionId(str(call)), "", ChunkIndex(index), (), None, (), frame=Frame(sound))
+        rows.append(PlannedRow(request, ("speech",)))
+    run = runner.plan(rows)
+    while run.advance():
+        pass
+    for row in range(len(rows)):
+        outcome = run.outcome(row)
+        if isinstance(outcome, Exception):
+            raise outcome
+        run.precommit(row)
+        run.commit(row)
+
+
+# -- keys and values on pages ------------------------------------------------------------------------------------------
+
+
+def paged(args: argparse.Namespace, calls: int) -> bool:
+    """One layer's attention of one step over pages in any order: error, microseconds, share of the memory's speed."""
+    config, _ = SCALES[args.scale]
+    kind, window = getattr(torch, args.dtype), config.context
+    generator = torch.Generator(args.device).manual_seed(1)
+    shape = (calls * window + 1, config.num_heads, config.head_dim)
+    keys, values = (torch.empty(shape, dtype=kind, device=args.device).normal_(generator=generator) for _ in range(2))
+    q = torch.randn(calls, *shape[1:], device=args.device, generator=generator).to(kind)
+    table = (1 + torch.randperm(calls * window, device=args.device, generator=generator)).int().view(calls, window)
+    lengths = torch.full((calls,), window, dtype=torch.int32, device=args.device)
+    lengths[0] = min(7, window)
+    some = slice(0, 2)
+    expected = decode.gathered(q[some].float(), keys.float(), values.float(), table[some], lengths[some])
+    work = partial(decode.attention, q, keys, values, table, lengths)
+    gap = float((work()[some].float() - expected).abs().max() / expected.abs().max())
+    taken_s = timed(work, args.device)
+    read = 2 * int(lengths.sum()) * keys[0].nbytes / H200_BYTES_PER_S
+    told = {"us": round(taken_s * 1e6, 1), "of_memory": round(read / taken_s, 2), "error": gap}
+    in_order = partial(decode.attention, q, keys, values, table.flatten().sort().values.view(calls, window), lengths)
+    told["us_in_order"] = round(timed(in_order, args.device) * 1e6, 1)
+    say("paged", calls=calls, **told, **repeatable(work, args.device))
+    return gap < 0.02
 
 
 def one(args: argparse.Namespace) -> int:
@@ -279,8 +411,13 @@ def one(args: argparse.Namespace) -> int:
             return int(not attention(args, int(rest[0])))
         if kind == "geometry":
             return int(not geometry(args, int(rest[0]), int(rest[1]), (*rest, "static")[2]))
-        return int(not serving(args, int(rest[0]), rest[1]))
+        if kind == "paged":
+            return int(not paged(args, int(rest[0])))
+        if kind == "agrees":
+            return int(not agrees(args))
+        return int(not served(args, int(rest[0]), rest[1]))
     except Exception:
+        traceback.print_exc()
         say(args.part, failed=traceback.format_exc()[-1200:])
         return 1
 

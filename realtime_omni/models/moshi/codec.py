@@ -18,7 +18,7 @@ from realtime_omni.models.moshi.config import MimiConfig
 SEGMENT = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class CodecState:
     """``frames``: how many there were. ``memory`` float32 [M]: the convolutions'. ``joined`` and ``recent``: keys and values
     [P, 2, L, H, d] of segments and of the frames since; what came first is gone, so the last of them is the newest."""

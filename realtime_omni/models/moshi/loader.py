@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import torch
@@ -35,7 +35,8 @@ class MoshiOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``checkpoint``: a folder with the language model's safetensors, Mimi's, and the SentencePiece model, as kyutai and NVIDIA
     publish them; ``lm``, ``mimi``, ``tokenizer``: their names in it. ``voices``: a folder in it. Temperature 0: the likeliest
-    token; top_k 0: among all.
+    token; top_k 0: among all. ``speed``: ``graphs``: the stages of a tick are CUDA graphs; ``plain``: none are;
+    ``auto``: graphs on a GPU.
     """
 
     checkpoint: str
@@ -47,6 +48,7 @@ class MoshiOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text_top_k: TopK = TEXT.top_k
     audio_temperature: Temperature = AUDIO.temperature
     audio_top_k: TopK = AUDIO.top_k
+    speed: Literal["auto", "plain", "graphs"] = "auto"
 
 
 def load(config: Config) -> Moshi:
@@ -80,8 +82,13 @@ def load(config: Config) -> Moshi:
         settings,
         voices=voices,
         device=config.device,
+        captured_rows=config.engine.max_batch if _has_graphs(options.speed, config.device) else None,
         fingerprint=fingerprint_of_files(used, repr((sizes, settings, config.dtype))),
     )
+
+
+def _has_graphs(speed: str, device: str) -> bool:
+    return speed == "graphs" or (speed == "auto" and device.startswith("cuda"))
 
 
 def lm_sizes(folder: Path, file: Path) -> LMConfig:

@@ -37,11 +37,13 @@ from realtime_omni.models.base import (
 from realtime_omni.models.duplex import DuplexBase, duplex_output, speech_artifact
 from realtime_omni.models.moshi import prompts, speaking
 from realtime_omni.models.moshi import state as saved
+from realtime_omni.models.moshi.captured import CapturedStages
 from realtime_omni.models.moshi.codec import CodecState, run
 from realtime_omni.models.moshi.mimi import Mimi
 from realtime_omni.models.moshi.network import MoshiLM
 from realtime_omni.models.moshi.prompts import PROMPT_CODES, PromptCodes, Voice
-from realtime_omni.models.moshi.sampling import AUDIO, TEXT, Chance, draw, races
+from realtime_omni.models.moshi.sampling import AUDIO, TEXT, Chance, races
+from realtime_omni.models.moshi.stages import Stages, Thinking
 from realtime_omni.models.moshi.state import Facts, MoshiState
 from realtime_omni.models.moshi.streams import NOTHING, Streams
 from realtime_omni.models.moshi.text import Pieces
@@ -83,8 +85,11 @@ class Moshi(DuplexBase):
         name: str = "moshi",
         device: torch.device | str = "cpu",
         fingerprint: str = "",
+        captured_rows: int | None = None,
     ) -> None:
-        """Raises ConfigError where codec and language model do not fit."""
+        """``captured_rows``: of a batch at most, whose stages are CUDA graphs; None: none are.
+
+        Raises ConfigError where codec and language model do not fit."""
         config = lm.config
         if (mimi.count, mimi.config.bins) != (config.own_streams, config.card) or config.dep_q < config.own_streams:
             raise ConfigError(
@@ -134,7 +139,13 @@ class Moshi(DuplexBase):
             past_state_bytes=past,
             duplex=self._duplex,
         )
-        self._hush = torch.tensor([config.existing_text_padding_id, *_silent_codes(mimi, self._device)], device=device)
+        hush = torch.tensor([config.existing_text_padding_id, *_silent_codes(mimi, self._device)], device=device)
+        self._thinking = Thinking(self.lm, self._streams, settings.text, settings.audio, hush)
+        self._stages = (
+            Stages(self._thinking, self.mimi)
+            if captured_rows is None
+            else CapturedStages(self._thinking, self.mimi, captured_rows, self._device)
+        )
         self._silence: NDArray[np.float32] = np.zeros(self._duplex.output_samples, np.float32)
         self._silence.setflags(write=False)
 
@@ -202,7 +213,7 @@ class Moshi(DuplexBase):
         if active:
             sound = np.stack([_audio(batch.row(n)) for n in active])
             states = [batch.row(n).state.ears for n in active]
-            codes, ears = run(self.mimi.encode, self.mimi.config, torch.from_numpy(sound).to(self._device), states)
+            codes, ears = self._stages.listen(torch.from_numpy(sound).to(self._device), states)
             heard = dict(zip(active, zip(codes, ears, strict=True), strict=True))
         yield Checkpoint("forward", "think")
         active = self._live(batch, begins)
@@ -219,14 +230,14 @@ class Moshi(DuplexBase):
         spoken: dict[int, tuple[Tensor, CodecState]] = {}
         if whole:
             said = torch.stack([frames[n][1][1:] for n in whole])
-            sounds, mouths = run(self.mimi.decode, self.mimi.config, said, [batch.row(n).state.mouth for n in whole])
+            sounds, mouths = self._stages.speak(said, [batch.row(n).state.mouth for n in whole])
             spoken = dict(zip(whole, zip(sounds.clamp(-1, 1).cpu(), mouths, strict=True), strict=True))
         outputs: dict[int, RowOutput | Exception] = {}
         for n in active:
             row = batch.row(n)
             sound_of, mouth = spoken.get(n, (None, row.state.mouth))
             facts = msgspec.structs.replace(row.state.facts, speech=speeches[n])
-            following = MoshiState(facts, frames[n][0].clone(), heard[n][1], mouth)
+            following = MoshiState(facts, frames[n][0], heard[n][1], mouth)
             outputs[n] = self._output(row, following, words[n], sound_of, signals[n])
         for n, facts in begins.items():
             if n in batch.active:
@@ -309,29 +320,15 @@ class Moshi(DuplexBase):
 
     def _think(
         self, batch: StepBatch, active: tuple[int, ...], user: Tensor, silenced: Sequence[bool]
-    ) -> tuple[Tensor, Tensor]:
-        """The rings after the step, and the newest whole frame [B, generated]. A silenced agent remembers that it was silent,
-        whatever it would have said."""
+    ) -> tuple[list[Tensor], Tensor]:
+        """The rings after the step, and the newest whole frame [B, generated]."""
         rows = [batch.row(n) for n in active]
-        steps = self._steps(rows)
-        tokens, rings = self._streams.read(torch.stack([row.state.ring for row in rows]), steps, user)
-        hidden, logits = self._attended(batch, active, self.lm.temporal.embed(tokens), steps)
-        config, settings, codebooks = self.lm.config, self._settings, self._streams.generated - 1
-        width = max(settings.text.width(config.text_card), settings.audio.width(config.card))
+        width, draws = self._thinking.width, self._streams.generated
         chance: Tensor | None = None
         if width:
-            drawn = [races(row.seed, row.tick.chunk_index, 1 + codebooks, width) for row in rows]
-            chance = torch.stack(drawn).to(self._device)
-        text = draw(logits.float(), settings.text, None if chance is None else chance[:, 0])
-
-        def choose(step: int, each: Tensor) -> Tensor:
-            return draw(each, settings.audio, None if chance is None else chance[:, 1 + step])
-
-        codes = self.lm.depth(hidden, text, codebooks, choose)
-        made = torch.cat((text[:, None], codes), dim=1)
-        made = torch.where(torch.tensor(silenced, device=self._device)[:, None], self._hush, made)
-        rings = self._streams.write(rings, steps, made)
-        return rings, self._streams.frame(rings, steps)
+            chance = torch.stack([races(row.seed, row.tick.chunk_index, draws, width) for row in rows])
+        rings, steps = [row.state.ring for row in rows], [row.frame_index for row in rows]
+        return self._stages.think(batch, active, rings, steps, user, silenced, chance)
 
     def _output(
         self, row: StepRow, following: MoshiState, word: int, sound: Tensor | None, signals: list[Signal]

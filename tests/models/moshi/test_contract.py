@@ -176,7 +176,7 @@ def test_a_cancelled_agent_is_silent_and_remembers_silence(folder: Path) -> None
         assert not _sound(chunk).any()
         assert not any(isinstance(s, (Speaking, OutputText)) for s in chunk.signals)
         ring, steps = engine.state_of("a").ring, engine.runner.book.completed_frames("a")
-        assert ring[:5, steps % ring.shape[1]].tolist() == model._hush.tolist()
+        assert ring[:5, steps % ring.shape[1]].tolist() == model._thinking.hush.tolist()
         chunk = _hear(engine, "a", frames + 2 + n)
 
 

@@ -56,18 +56,18 @@ def checkpoint(folder: Path) -> Path:
     return folder
 
 
-def recipe(folder: Path, dtype: str = "float32") -> Config:
+def recipe(folder: Path, dtype: str = "float32", **options: object) -> Config:
     return Config(
         model="moshi",
         dtype=dtype,  # type: ignore[arg-type]
         kv=KVSection(memory_bytes=64 << 20, requested_sessions=4, rewind_blocks=4),
         engine=EngineSection(max_batch=4, threads=1),
         session=SessionSection(max_sessions=4),
-        options={"checkpoint": str(folder), "text_top_k": 8, "audio_top_k": 8},
+        options={"checkpoint": str(folder), "text_top_k": 8, "audio_top_k": 8, **options},
     )
 
 
-def persona(folder: Path, *, seed: int = 0) -> Moshi:
+def persona(folder: Path, *, seed: int = 0, captured_rows: int | None = None) -> Moshi:
     """Depth steps for both speakers, two voices, a language model of chance, greedy; the golden codec."""
     config = read_config(GOLDEN / "lm-8")
     assert config is not None
@@ -87,4 +87,12 @@ def persona(folder: Path, *, seed: int = 0) -> Moshi:
         "south": Voice(None, torch.randint(0, 32, (5, 4), generator=generator)),
     }
     settings = _replace(Settings(), text=GREEDY, audio=GREEDY, codes=CODES)
-    return Moshi(lm, mimi, SentencePieces(file), settings, voices=voices, fingerprint=f"{seed:064d}")
+    return Moshi(
+        lm,
+        mimi,
+        SentencePieces(file),
+        settings,
+        voices=voices,
+        fingerprint=f"{seed:064d}",
+        captured_rows=captured_rows,
+    )

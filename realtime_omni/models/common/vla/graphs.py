@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from realtime_omni.models.common.capture import Capture
 from realtime_omni.models.common.vla.attention import (
     Prefix,
     PrefixKV,
@@ -52,8 +53,6 @@ FUSED_ROWS = 16
 """From so many rows on a fused kernel fills the device."""
 ALIGNMENT = 16
 """Tokens; fused attention copies a mask whose rows are not aligned."""
-WARM_UPS = 3
-"""Runs before a capture, in which libraries choose kernels and compilers compile."""
 
 Speed = Literal["auto", "plain", "graphs", "compiled"]
 Graph = TypeVar("Graph", bound="PictureGraph | PrefixGraph | StepGraph")
@@ -88,31 +87,6 @@ def compile_layers(network: FlowNetwork) -> None:
                 setattr(module, name, torch.compile(getattr(module, name)))
         elif isinstance(module, VisionLayer):
             module.compile()
-
-
-class Capture:
-    """Records work as graphs that share one pool of memory; on the CPU work stays what it is."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-
-    @torch.no_grad()
-    def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
-        """A replay of ``work``, which reads and writes buffers that stay where they are, and waits for nothing."""
-        if self._pool is None:
-            return work
-        with torch.cuda.device(self._device):
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(WARM_UPS):
-                    work()
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                work()
-        return graph.replay
 
 
 class PictureGraph:

@@ -1,0 +1,223 @@
+"""The stages as CUDA graphs: a tick costs what the networks cost, not one launch after the other.
+
+A few sizes of batches are captured, each stage by itself, over memory that stays where it is; rows that are filled up are
+nobody's. Keys and values over time are read on their pages (:mod:`realtime_omni.kv.attention.decode`).
+
+What the codec remembers of a call is a value as ever (:class:`.codec.CodecState`). :class:`CodecRows` holds a copy of the latest
+values in the layout that a graph reads, a row a value: a row whose next value follows from the one it holds is not loaded
+again. That is a cache and nothing more: a call that was rewound, forked, restored, or whose tick failed brings another
+value than the row holds, and is loaded. On the CPU the same memory is filled and the same work runs without a graph.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from realtime_omni.kv.attention.decode import DecodePlan, DecodeRows
+from realtime_omni.models.base import StepBatch
+from realtime_omni.models.common.capture import Capture
+from realtime_omni.models.moshi.codec import CodecState, Direction
+from realtime_omni.models.moshi.config import MimiConfig
+from realtime_omni.models.moshi.mimi import Mimi
+from realtime_omni.models.moshi.stages import Stages, Thinking, owned
+
+SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
+"""Rows of a graph."""
+
+
+def fitting(rows: int) -> int:
+    """The smallest size that is large enough; above the largest, the number itself."""
+    return next((size for size in SIZES if size >= rows), rows)
+
+
+class CapturedStages(Stages):
+    """See the module. ``most``: rows of a batch at most."""
+
+    shared_by_content = True  # scratch of a tick, and copies of values that are known by identity
+
+    def __init__(self, thinking: Thinking, mimi: Mimi, most: int, device: torch.device) -> None:
+        super().__init__(thinking, mimi)
+        capture, rows, codec = Capture(device), fitting(most), mimi.config
+        samples = torch.zeros(rows, codec.frame_samples, device=device)
+        codes = torch.zeros(rows, mimi.count, dtype=torch.int64, device=device)
+        self._ears = CodecRows(mimi.encode, codec, mimi.encoder.carried, samples, codes, capture)
+        self._mouth = CodecRows(mimi.decode, codec, mimi.decoder.carried, codes.clone(), samples.clone(), capture)
+        self._thinker = Thinker(thinking, rows, mimi.count, capture, device)
+
+    def listen(self, sound: Tensor, states: Sequence[CodecState]) -> tuple[Tensor, list[CodecState]]:
+        return self._ears(sound, states)
+
+    def think(
+        self,
+        batch: StepBatch,
+        active: tuple[int, ...],
+        rings: Sequence[Tensor],
+        steps: Sequence[int],
+        user: Tensor,
+        silenced: Sequence[bool],
+        chance: Tensor | None,
+    ) -> tuple[list[Tensor], Tensor]:
+        return self._thinker(batch.decoding(), active, rings, steps, user, silenced, chance)
+
+    def speak(self, codes: Tensor, states: Sequence[CodecState]) -> tuple[Tensor, list[CodecState]]:
+        return self._mouth(codes, states)
+
+
+class Thinker:
+    """The language model's step in fixed memory."""
+
+    def __init__(self, thinking: Thinking, rows: int, codebooks: int, capture: Capture, device: torch.device) -> None:
+        config = thinking.lm.config
+        self._thinking, self._capture = thinking, capture
+        self._rings = thinking.streams.start().repeat(rows, 1, 1)
+        self._steps = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._user = torch.zeros(rows, config.n_q - config.own_streams, dtype=torch.int64, device=device)
+        self._silenced = torch.zeros(rows, dtype=torch.bool, device=device)
+        width = thinking.width
+        self._chance = torch.ones(rows, 1 + codebooks, width, device=device) if width else None
+        self._newest = torch.zeros(rows, 1 + codebooks, dtype=torch.int64, device=device)
+        self._decoding: DecodeRows | None = None
+        self._graphs: dict[int, Callable[[], None]] = {}
+
+    def __call__(
+        self,
+        plan: DecodePlan,
+        active: tuple[int, ...],
+        rings: Sequence[Tensor],
+        steps: Sequence[int],
+        user: Tensor,
+        silenced: Sequence[bool],
+        chance: Tensor | None,
+    ) -> tuple[list[Tensor], Tensor]:
+        rows, size = len(active), fitting(len(active))
+        memory = plan.rows(len(self._steps), self._decoding)
+        if memory is not self._decoding:  # other pools than before
+            self._decoding = memory
+            self._graphs.clear()
+        graph = self._graphs.get(size)
+        plan.fill(memory, active, size)
+        self._steps[:size].zero_()  # of a row that nobody has; its page's key is as good as any
+        self._steps[:rows].copy_(torch.tensor(steps))
+        self._rings[:rows].copy_(torch.stack(list(rings)))
+        self._user[:rows].copy_(user)
+        self._silenced[:rows].copy_(torch.tensor(silenced))
+        if self._chance is not None and chance is not None:
+            self._chance[:rows].copy_(chance)
+        if graph is None:
+            graph = self._graphs[size] = self._captured(size, memory)
+            self._rings[:rows].copy_(torch.stack(list(rings)))  # the runs before a capture have written
+        graph()
+        plan.wrote(active)
+        return owned(self._rings[:rows]), self._newest[:rows].clone()
+
+    def _captured(self, size: int, memory: DecodeRows) -> Callable[[], None]:
+        def work() -> None:
+            chance = None if self._chance is None else self._chance[:size]
+            rings, newest = self._thinking(
+                self._rings[:size], self._steps[:size], self._user[:size], self._silenced[:size], chance, memory.attend
+            )
+            self._rings[:size].copy_(rings)
+            self._newest[:size].copy_(newest)
+
+        return self._capture(work)
+
+
+class CodecRows:
+    """One direction of the codec: the latest values in fixed memory, and passes over some of them. Its last row is nobody's."""
+
+    def __init__(
+        self, direction: Direction, config: MimiConfig, carried: int, given: Tensor, made: Tensor, capture: Capture
+    ) -> None:
+        """``given`` and ``made`` [rows, ...]: memory for a frame on both sides."""
+        rows, device = len(given), given.device
+        past = (config.layers, 2, config.context, config.heads, config.head_dim)
+        new = (config.layers, 2, config.per_frame, config.heads, config.head_dim)
+        self._direction, self._config, self._capture = direction, config, capture
+        self._memory, self._past = (
+            torch.zeros(rows + 1, carried, device=device),
+            torch.zeros(rows + 1, *past, device=device),
+        )
+        self._held: list[weakref.ref[CodecState] | None] = [None] * rows
+        self._places = torch.arange(config.context, device=device)
+        self._given, self._made = given, made
+        self._at, self._frames = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2))
+        self._memory_after, self._new = (
+            torch.zeros(rows, carried, device=device),
+            torch.zeros(rows, *new, device=device),
+        )
+        self._graphs: dict[int, Callable[[], None]] = {}
+
+    def __call__(self, given: Tensor, states: Sequence[CodecState]) -> tuple[Tensor, list[CodecState]]:
+        """One frame [B, ...] of every state; what it became, and the states after."""
+        rows, count, size = self._placed(states), len(states), fitting(len(states))
+        graph = self._graphs.get(size)
+        if graph is None:
+            self._fill([], [], size)  # the runs before a capture change nobody's row
+            graph = self._graphs[size] = self._captured(size)
+        self._fill(rows, [state.frames for state in states], size)
+        self._given[:count].copy_(given)
+        for row in rows:
+            self._held[row] = (
+                None  # its memory is changed in place: should anything fail from here on, it is loaded again
+            )
+        graph()
+        memories, new, context = owned(self._memory_after[:count]), owned(self._new[:count]), self._config.context
+        after = [s.after(m, n, context) for s, m, n in zip(states, memories, new, strict=True)]
+        for row, state in zip(rows, after, strict=True):
+            self._held[row] = weakref.ref(state)
+        return self._made[:count].clone(), after
+
+    def _fill(self, rows: list[int], frames: list[int], size: int) -> None:
+        """Rows to go over, and how many frames they have seen; nobody's for the rest."""
+        spare = size - len(rows)
+        self._at[:size].copy_(torch.tensor(rows + [len(self._held)] * spare))
+        self._frames[:size].copy_(torch.tensor(frames + [0] * spare))
+
+    def _placed(self, states: Sequence[CodecState]) -> list[int]:
+        """The row of every state, loaded where none held it: into one that nobody needs, or that this batch does not."""
+        held = {
+            id(there): row for row, ref in enumerate(self._held) if ref is not None and (there := ref()) is not None
+        }
+        found = [held.pop(id(state), None) for state in states]  # popped: two forks of one value are two rows
+        others = set(held.values())
+        free = iter(sorted(set(range(len(self._held))).difference(found), key=lambda row: (row in others, row)))
+        placed: list[int] = []
+        for state, row in zip(states, found, strict=True):
+            if row is None:
+                row = next(free)
+                self._load(row, state)
+            placed.append(row)
+        return placed
+
+    def _load(self, row: int, state: CodecState) -> None:
+        config = self._config
+        self._held[row] = None
+        self._memory[row].copy_(state.memory)
+        if parts := (*state.joined, *state.recent):
+            last = state.frames * config.per_frame
+            past = torch.cat(parts, dim=2)[:, :, -config.context :]
+            positions = torch.arange(last - past.shape[2], last, device=past.device)
+            self._past[row].index_copy_(2, positions % config.context, past)
+
+    def _captured(self, size: int) -> Callable[[], None]:
+        """A pass over ``size`` rows. A position stands at its number modulo ``context``; those of a frame are written behind
+        the pass, in the place of the oldest, which later frames cannot reach."""
+        config, per = self._config, self._config.per_frame
+
+        def work() -> None:
+            at, frames = self._at[:size], self._frames[:size]
+            newest = frames[:, None] * per - 1
+            places = newest - (newest - self._places) % config.context  # of what is there; negative: nothing yet
+            made, memory, new = self._direction(self._given[:size], self._memory[at], self._past[at], places, frames)
+            own = (newest + 1 + torch.arange(per, device=newest.device)) % config.context
+            self._past[at[:, None], :, :, own] = new.permute(0, 3, 1, 2, 4, 5)
+            self._memory[at] = memory
+            self._memory_after[:size].copy_(memory)
+            self._new[:size].copy_(new)
+            self._made[:size].copy_(made)
+
+        return self._capture(work)

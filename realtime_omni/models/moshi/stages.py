@@ -1,0 +1,102 @@
+"""A tick's three pieces of device work over the rows of a batch, one call at a time to the device: the reference.
+
+Owns nothing of a call: states and rings go in, and what follows them comes out as values of their own.
+:mod:`.captured` does the same with graphs.
+
+Shapes: B rows, K streams, N codebooks, W candidates of a draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from realtime_omni.models.base import StepBatch
+from realtime_omni.models.moshi.codec import CodecState, run
+from realtime_omni.models.moshi.mimi import Mimi
+from realtime_omni.models.moshi.network import Attend, MoshiLM
+from realtime_omni.models.moshi.sampling import Chance, draw
+from realtime_omni.models.moshi.streams import Streams
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """The language model's step of a frame: pure, on tensors. ``hush`` int64 [generated]: what a silenced agent remembers."""
+
+    lm: MoshiLM
+    streams: Streams
+    text: Chance
+    audio: Chance
+    hush: Tensor
+
+    @property
+    def width(self) -> int:
+        """W; 0 where nothing is drawn by chance."""
+        return max(self.text.width(self.lm.config.text_card), self.audio.width(self.lm.config.card))
+
+    def __call__(
+        self, rings: Tensor, steps: Tensor, user: Tensor, silenced: Tensor, chance: Tensor | None, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """``rings`` [B, K, columns], ``steps`` [B], ``user`` [B, N], ``silenced`` bool [B], ``chance`` [B, 1 + N, W] or None.
+
+        Returns the rings after the step, and the newest whole frame [B, generated]. A silenced agent remembers that it was
+        silent, whatever it would have said."""
+        tokens, rings = self.streams.read(rings, steps, user)
+        temporal, codebooks = self.lm.temporal, self.streams.generated - 1
+        hidden, logits = temporal(temporal.embed(tokens), steps[:, None], attend)
+        text = draw(logits.float(), self.text, None if chance is None else chance[:, 0])
+
+        def choose(step: int, each: Tensor) -> Tensor:
+            return draw(each, self.audio, None if chance is None else chance[:, 1 + step])
+
+        codes = self.lm.depth(hidden, text, codebooks, choose)
+        made = torch.where(silenced[:, None], self.hush, torch.cat((text[:, None], codes), dim=1))
+        rings = self.streams.write(rings, steps, made)
+        return rings, self.streams.frame(rings, steps)
+
+
+class Stages:
+    """Plain calls, kernel by kernel."""
+
+    def __init__(self, thinking: Thinking, mimi: Mimi) -> None:
+        self._thinking, self._mimi = thinking, mimi
+
+    def listen(self, sound: Tensor, states: Sequence[CodecState]) -> tuple[Tensor, list[CodecState]]:
+        """Sound [B, samples] to codes [B, N], both on the device, and the states after."""
+        return run(self._mimi.encode, self._mimi.config, sound, states)
+
+    def think(
+        self,
+        batch: StepBatch,
+        active: tuple[int, ...],
+        rings: Sequence[Tensor],
+        steps: Sequence[int],
+        user: Tensor,
+        silenced: Sequence[bool],
+        chance: Tensor | None,
+    ) -> tuple[list[Tensor], Tensor]:
+        """See :class:`Thinking`; ``user`` on the device, ``chance`` on the CPU. Writes the active rows' keys and values."""
+        attention, device = batch.attention(), user.device
+        after, newest = self._thinking(
+            torch.stack(list(rings)),
+            torch.tensor(steps, device=device),
+            user,
+            torch.tensor(silenced, device=device),
+            None if chance is None else chance.to(device),
+            lambda layer, q, k, v: attention.attend(layer, q, k, v, rows=active, commit=True),
+        )
+        return owned(after), newest
+
+    def speak(self, codes: Tensor, states: Sequence[CodecState]) -> tuple[Tensor, list[CodecState]]:
+        """Codes [B, N] to sound [B, samples], and the states after."""
+        return run(self._mimi.decode, self._mimi.config, codes, states)
+
+
+def owned(rows: Tensor) -> list[Tensor]:
+    """A copy of every row, in memory of its own: a view would keep the whole batch alive."""
+    copies = [torch.empty_like(row, memory_format=torch.contiguous_format) for row in rows.unbind()]
+    torch._foreach_copy_(copies, list(rows.unbind()))
+    return copies
