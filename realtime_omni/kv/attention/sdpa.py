@@ -10,7 +10,7 @@ pass then copies only its own tokens behind it::
 A layer whose window is smaller (``KVSpec.layer_windows``) gathers that much.
 
 Gathering follows contiguous runs of slots, so a window whose pages lie together costs one copy, and goes by index where
-there are many. The order is always frame order, never page order, so where pages happen to lie cannot change a bit of
+they are many and short. The order is always frame order, never page order, so where pages happen to lie cannot change a bit of
 the result.
 
 What a group computes with its buffers is a kernel's: torch's own, or one in eight bits (:mod:`.fp8`), whose buffers are half
@@ -35,8 +35,9 @@ from realtime_omni.kv.storage import KVStorage, Run
 # cuDNN's kernel is 1.6 times as fast as the default flash one on Hopper (551 against 340 TFLOP/s, head dim 128, bf16).
 _CUDA_ORDER = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
-_MANY_RUNS = 4
-"""Above it one gather by index is cheaper than a copy for every run: with pages of one token a history can be all runs."""
+_MANY_RUNS, _SHORT_RUN = 4, 256
+"""More runs than that, shorter than so many tokens in the mean, are gathered by index, not by a copy for each: with pages of
+one token a history can be all runs. Long ones are not, because a gather by index writes what it gathered twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,8 +269,8 @@ class SdpaPlan:
 
     def _gather(self, number: int, group: _Group, pool: Tensor, out: Tensor) -> None:
         """Copy what a row sees into ``out`` [heads, tokens, head_dim]: run by run, or many short ones by index."""
-        runs, _ = self._windows[group.window][number].seen(group.ahead)
-        if len(runs) > _MANY_RUNS:
+        runs, tokens = self._windows[group.window][number].seen(group.ahead)
+        if len(runs) > _MANY_RUNS and tokens < _SHORT_RUN * len(runs):
             key = number, group.ahead, group.window
             slots = self._slots.get(key)
             if slots is None:
