@@ -1,0 +1,73 @@
+"""Once for a checkpoint: the published vocoder into files that the server reads.
+
+    python -m realtime_omni.models.minicpmo.vocoder.convert ./MiniCPM-o-4_5
+
+Reads ``assets/token2wav/flow.pt`` and ``hift.pt`` (``hift_original.pt``, where there is one, is the generator meant) as
+tensors and nothing else (``torch.load(weights_only=True)``), writes ``token2wav.safetensors`` beside them; and for
+every ``voices/NAME.wav`` a ``voice-NAME.safetensors``, for which the extra ``voice`` (onnxruntime) runs
+``campplus.onnx`` and ``speech_tokenizer_v2_25hz.onnx``.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from realtime_omni.errors import ConfigError
+from realtime_omni.models.minicpmo.vocoder.weights import FILE, KINDS, networks_for
+
+FOLDER = Path("assets") / "token2wav"
+_NORMALISED = (
+    (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
+    (".weight_g", ".weight_v"),
+)
+"""A weight's length and direction, as newer and as older torch name them."""
+
+
+def convert_weights(folder: Path) -> Path:
+    """Write ``token2wav.safetensors`` beside ``flow.pt`` and ``hift.pt``. Raises ConfigError that lists what does not fit."""
+    original = folder / "hift_original.pt"
+    hift_file = original if original.is_file() else folder / "hift.pt"
+    flow = read_tensors(folder / "flow.pt")
+    hift = {name.replace("generator.", ""): tensor for name, tensor in read_tensors(hift_file).items()}
+    networks = dict(zip(KINDS, (flow, multiplied_out(hift)), strict=True))
+    shapes = [{name: tuple(tensor.shape) for name, tensor in each.items()} for each in networks.values()]
+    networks_for(shapes[0], shapes[1], 1, f"{folder.name}/flow.pt, {hift_file.name}")
+    whole = {f"{kind}.{name}": tensor.contiguous() for kind, each in networks.items() for name, tensor in each.items()}
+    save_file(whole, folder / FILE, metadata={"format": "pt"})
+    return folder / FILE
+
+
+def read_tensors(file: Path) -> Mapping[str, Tensor]:
+    """A pickled state dict, by a reader that makes tensors only. Raises ConfigError."""
+    if not file.is_file():
+        raise ConfigError(f"{file.parent.name} lacks {file.name}", path=file.name)
+    try:
+        read = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"{file.name} holds more than tensors, or is damaged: {error}"[:300], path=file.name
+        ) from None
+    if not isinstance(read, dict) or not all(isinstance(each, Tensor) for each in read.values()):
+        raise ConfigError(f"{file.name} is no dictionary of tensors", path=file.name)
+    return read
+
+
+def multiplied_out(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of lengths and directions: direction times length by its norm, a row each."""
+    out = dict(stored)
+    for length_name, direction_name in _NORMALISED:
+        for name in [each for each in stored if each.endswith(direction_name)]:
+            base = name.removesuffix(direction_name)
+            direction, length = out.pop(name), out.pop(base + length_name, None)
+            if length is None:
+                raise ConfigError(f"{name} has no length beside it", path=name)
+            wide = direction.double()
+            norm = wide.flatten(1).norm(dim=1).view(-1, *[1] * (wide.dim() - 1))
+            out[f"{base}.weight"] = (wide * (length.double() / norm)).to(direction.dtype)
+    return out
