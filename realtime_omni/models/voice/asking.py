@@ -74,6 +74,14 @@ class Asking:
             done = spoken.done  # before the sound: what is done is all there
             if not spoken.failed or len(spoken.audio):
                 return Clip(spoken.audio, done)
+        return self._said(clause)
+
+    def expect(self, clause: str) -> None:
+        """It may be said soon. An endpoint is not asked: what is asked of it has to be dropped again, and may cost money."""
+        if self._parts.synthesizer is None and any(c.isalnum() for c in clause):
+            self._said(clause)
+
+    def _said(self, clause: str) -> Clip | None:
         say = self._parts.say
         if say is None:
             return _NOTHING

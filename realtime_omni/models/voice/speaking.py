@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from realtime_omni.models.voice.asking import Clip
-from realtime_omni.models.voice.speech import RATE, take_clause, word_times
+from realtime_omni.models.voice.speech import RATE, first_clause, take_clause, word_times
 from realtime_omni.models.voice.state import Response, Sound, Word
 
 AHEAD = 2
@@ -35,12 +35,18 @@ class Told:
 def take_clauses(response: Response, text: str, *, done: bool) -> Response:
     """Cut clauses from the text as far as it is sure, at most :data:`AHEAD`."""
     while len(response.clauses) < AHEAD:
-        rest = text[response.cut :]
-        clause, left = take_clause(rest, final=done)
+        clause, left = next_clause(response, text, done=done)
         if not clause:
             break
         response = replace(response, clauses=(*response.clauses, clause), cut=len(text) - len(left))
     return response
+
+
+def next_clause(response: Response, text: str, *, done: bool) -> tuple[str, str]:
+    """(a clause, what is left behind it) of what the response has not taken yet. The embedded language model is slow enough
+    for a short first one to be worth its sound; endpoints are not."""
+    begins = response.cut == 0 and isinstance(response.prompt, tuple)
+    return (first_clause if begins else take_clause)(text[response.cut :], final=done)
 
 
 def sound(

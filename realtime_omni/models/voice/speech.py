@@ -9,11 +9,18 @@ import numpy as np
 RATE = 24_000
 _SPOKEN = re.compile(r"[A-Za-z0-9]")
 LOUD = 10 ** (-50 / 20)
-LEAD_S, TAIL_S = 0.02, 0.12
-"""hibari puts 0.3 s of silence in front of a sentence and 0.4 s behind it: waiting, and too long a pause."""
+LEAD_S, TAIL_S, OPEN_TAIL_S = 0.02, 0.12, 0.03
+"""hibari puts 0.3 s of silence in front of a sentence and 0.4 s behind it: waiting, and too long a pause. The third one is
+behind words without punctuation, which the next clause goes on from."""
 _MOST_SENTENCES = 3
 _MIN_WORDS = 3
 _MAX_WORDS = 10
+_SOON_WORDS = 5
+_LEANS = re.compile(
+    r"\b(a|an|the|my|your|his|her|its|our|their|this|that|and|or|but|to|of|in|on|at|by|for|from|with|as|is|are|was|were|be|not)$",
+    re.IGNORECASE,
+)
+"""Words after which nobody breathes: they belong to the next one."""
 _SENTENCE_END = re.compile(r"[.!?]+[\"')\]]*\s")
 _CLAUSE_END = re.compile(r"[,;:.!?]+[\"')\]]*\s")
 
@@ -31,15 +38,29 @@ class Synthesizer:
         """float32 [n] in -1..1 at 24 kHz; nothing for text that has no English letter or digit, and never less."""
         if not _SPOKEN.search(text):
             return np.zeros(0, np.float32)
-        return trim(np.clip(self._voice(text, speed=speed, seed=0), -1.0, 1.0).astype(np.float32))
+        audio = np.clip(self._voice(text, speed=speed, seed=0), -1.0, 1.0).astype(np.float32)
+        return trim(audio, TAIL_S if _CLAUSE_END.search(f"{text} ") else OPEN_TAIL_S)
 
 
-def trim(audio: np.ndarray) -> np.ndarray:
-    """``audio`` from 20 ms before its first sample above -50 dBFS to 120 ms behind its last; nothing where there is none."""
+def trim(audio: np.ndarray, tail_s: float = TAIL_S) -> np.ndarray:
+    """``audio`` from 20 ms before its first sample above -50 dBFS to ``tail_s`` behind the last one; nothing without one."""
     loud = np.flatnonzero(np.abs(audio) > LOUD)
     if not len(loud):
         return audio[:0]
-    return audio[max(0, loud[0] - int(LEAD_S * RATE)) : loud[-1] + int(TAIL_S * RATE)]
+    return audio[max(0, loud[0] - int(LEAD_S * RATE)) : loud[-1] + int(tail_s * RATE)]
+
+
+def first_clause(text: str, *, final: bool) -> tuple[str, str]:
+    """:func:`take_clause` for the beginning of an answer that still grows: waiting for it is silence, so five words are enough
+    where the last one does not lean on the next. What it takes does not depend on how much more of the text is there."""
+    for word in list(re.finditer(r"\S+\s+", text))[:_MAX_WORDS]:
+        so_far = text[: word.end()]
+        clause, left = take_clause(so_far, final=False)
+        if clause:
+            return clause, left + text[word.end() :]
+        if len(so_far.split()) >= _SOON_WORDS and not _LEANS.search(so_far.rstrip()):
+            return so_far.strip(), text[word.end() :]
+    return (text.strip(), "") if final else ("", text)
 
 
 def take_clause(text: str, *, final: bool) -> tuple[str, str]:

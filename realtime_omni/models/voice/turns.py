@@ -16,6 +16,7 @@ from realtime_omni.models.voice.asking import Heard
 from realtime_omni.models.voice.board import Board
 from realtime_omni.models.voice.deciding import offer_of
 from realtime_omni.models.voice.listening import ASK_MS, MIN_VOICED, listen, silence_limit_ms
+from realtime_omni.models.voice.speaking import next_clause
 from realtime_omni.models.voice.state import (
     BEFORE_SPEECH_MS,
     MOST_HEARD_MS,
@@ -98,18 +99,24 @@ class Listener:
         return silence_ms >= silence_limit_ms(asking.finished(turn), None if heard is None else heard.text, manners)
 
     def _speculate(self, words: str) -> None:
-        """Begin the answer before it is sure that the turn is over; the same question is asked when it is."""
+        """Begin the answer and its sound before it is sure that the turn is over; the same is asked when it is."""
         board, language = self._board, self._board.cast.language
         entries = (*board.facts.entries, Entry("", "user", words))
         busy = board.facts.response is not None or board.facts.untold
         guess = Response("")
-        if language is None or busy or board.by_rule(guess, entries) is not None:
+        if busy:
+            return
+        decision = board.by_rule(guess, entries)
+        if decision is not None:
+            board.cast.asking.expect(next_clause(guess, decision.said or "", done=True)[0])
+        if language is None or decision is not None:
             return
         prompt = language.prompt(*conversation.reading(board.facts.instructions, entries), offer_of(guess, board.facts))
         if prompt != board.facts.guess:
             board.drop_guess()
             board.set(guess=prompt)
-        language.draft(prompt, board.most_tokens, board.call)
+        draft = language.draft(prompt, board.most_tokens, board.call)
+        board.cast.asking.expect(next_clause(replace(guess, prompt=prompt), draft.text, done=draft.done)[0])
 
     def _heard_until(self, ears: Ears, until_ms: float) -> Kept:
         return self._board.heard()[: int((until_ms - ears.heard_from_ms) / 1000 * RATE)]

@@ -476,3 +476,19 @@ def test_signals_keep_their_grammar_whatever_happens(steps, asks):
     assert running in (None, *(signal.response for signal in told if isinstance(signal, ResponseEnded)))
     assert np.abs(talk.audio).max(initial=0) <= 1
     talk.engine.runner.check()
+
+
+def test_an_answer_sounds_made_before_the_turn_is_over():
+    made = []
+
+    def say(text):
+        made.append((text, len(talk.of(TurnCommitted))))
+        return np.full(SAMPLES_A_LETTER * len(text), 0.25, np.float32)
+
+    for loudness, first in ((0.1, "I heard that,"), (0.4, "That is 4.")):  # the language model's, a skill's
+        made.clear()
+        talk = Talk(voice(say=say))
+        talk.hear(hum(loudness, 1000))
+        talk.until(ResponseEnded)
+        assert made[0] == (first, 0)
+        assert [text for text, _ in made].count(first) == 1

@@ -180,6 +180,21 @@ def test_a_long_conversation_is_read_from_its_last_turns(tiny):
     assert [text.count("<|im_start|>") for text in read] == [10, 7, 9]  # with the system's and the one to come
 
 
+@pytest.mark.parametrize("turns", [2, 8, 10, 12])
+def test_only_the_users_words_are_left_to_read_when_the_oldest_turns_go(tiny, turns):
+    language = Language(tiny[0], calls=2, context=240, threaded=False)
+    said = [("user" if i % 2 == 0 else "assistant", str(i % 10)) for i in range(turns)]
+    language.prepare("s", said)
+    ready = language._sequences.tokens(language._sequences.names[-1])
+    following = language.prompt("s", [*said, ("user", "and then?")])
+    assert following[: len(ready)] == ready
+    tokens = language._tokens
+    assert following[len(ready) :] == (
+        *tokens.turn("user", "and then?")[len(tokens.opening("user")) :],
+        *tokens.opening("assistant"),
+    )
+
+
 def test_an_answer_is_the_same_asked_again_forgotten_or_prepared(tiny, language):
     prompt = language.prompt(None, [("user", "hello there")])
     first = language.draft(prompt)

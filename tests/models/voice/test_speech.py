@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from realtime_omni.models.voice.speech import RATE, Synthesizer, enough_said, take_clause, trim
+from realtime_omni.models.voice.speech import RATE, Synthesizer, enough_said, first_clause, take_clause, trim
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,24 @@ from realtime_omni.models.voice.speech import RATE, Synthesizer, enough_said, ta
 )
 def test_a_clause_is_taken_once_it_is_sure(text, final, spoken, rest):
     assert take_clause(text, final=final) == (spoken, rest)
+
+
+@pytest.mark.parametrize(
+    ("text", "clause"),
+    [
+        ("Bees make honey, which is a type of food.", "Bees make honey,"),
+        ("Yes. It is.", "Yes."),
+        ("The sky is blue because of a process.", "The sky is blue because"),
+        ("Pendulins are found in the Marvel Universe today.", "Pendulins are found in the Marvel"),  # "the" leans on it
+        ("The capital of France is Paris.", "The capital of France is Paris."),
+        ("a the a the a the a the a the a the a", "a the a the a the a the a the"),  # ten words are enough
+    ],
+)
+def test_a_first_clause_is_short_and_the_same_however_much_more_is_there(text, clause):
+    taken = {first_clause(text[:n], final=False)[0] for n in range(len(text) + 1)} - {""}
+    taken.add(first_clause(text, final=True)[0])
+    assert taken == {clause}
+    assert "".join((clause, first_clause(text, final=True)[1])).replace(" ", "") == text.replace(" ", "")
 
 
 def test_no_text_is_lost_or_said_twice_however_it_grows():

@@ -71,18 +71,20 @@ class Language:
 
     def prompt(self, system: str | None, said: Sequence[Said], offer: Offer = NO_TOOLS) -> Tokens:
         """Tokens of the conversation up to the assistant's next turn, without its oldest turns where they do not fit."""
-        merged = _merge(said)
+        return (*self._so_far(system, _merge(said), coming=0), *self._tokens.opening("assistant"))
+
+    def _so_far(self, system: str | None, said: Sequence[tuple[Role, str]], *, coming: int) -> Tokens:
+        """The prompt's turns, where ``coming`` more will be in the prompt that begins like this."""
         head = self._turn("system", SYSTEM if system is None else system)[: self.context // 2]
-        opening = self._tokens.opening("assistant")
-        room = self.context - len(head) - len(opening) - MOST_TOKENS
-        turns = [self._turn(role, text) for role, text in merged]
-        first = max(0, -(-(len(turns) - _MOST_TURNS) // _STRIDE) * _STRIDE)
+        room = self.context - len(head) - len(self._tokens.opening("assistant")) - MOST_TOKENS
+        turns = [self._turn(role, text) for role, text in said]
+        first = max(0, -(-(len(turns) + coming - _MOST_TURNS) // _STRIDE) * _STRIDE)
         while first < len(turns) and sum(map(len, turns[first:])) > room:
             first += _STRIDE
         body = [token for turn in turns[first:] for token in turn]
         if not body and turns:
             body = list(turns[-1][-room:])
-        return (*head, *body, *opening)
+        return (*head, *body)
 
     def draft(self, prompt: Prompt, limit: int = MOST_TOKENS, call: str = "") -> Draft:
         """The answer to ``prompt`` so far; asking begins it. It ends where it begins to say the same again, too.
@@ -117,7 +119,9 @@ class Language:
 
     def prepare(self, system: str | None, said: Sequence[Said]) -> None:
         """Compute what the next prompt will begin with: the conversation so far, and that the user speaks."""
-        so_far = self.prompt(system, said)[: -len(self._tokens.opening("assistant"))]
+        merged = _merge(said)
+        coming = 0 if merged and merged[-1][0] == "user" else 1  # a user who was not answered goes on in the same turn
+        so_far = self._so_far(system, merged, coming=coming)
         self._answerer.ask((*so_far, *self._tokens.opening("user")), limit=0)
         self._finish()
 
