@@ -3,8 +3,7 @@
     PYTHONPATH=.:protocols:clients/python python recipes/gpu/matrix_game_speed.py [--device cpu --scale tiny]
 
 ``tiny``: a small network on the CPU and on the GPU, six blocks over the end of the window in float32. ``latents`` and
-``pictures``:
-the published dimensions in bfloat16, 352 x 640, weights N(0, 1 / fan_in), the page's keys held; pictures by Wan's decoder,
+``pictures``: the published dimensions in bfloat16, 352 x 640, weights N(0, 1 / fan_in), keys held; pictures by Wan's decoder,
 where diffusers is installed. Milliseconds from one block to the next, warm, 24 of them.
 """
 

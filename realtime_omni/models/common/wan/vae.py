@@ -21,6 +21,7 @@ from torch import Tensor
 
 from realtime_omni.errors import ArgumentError, ConfigError
 from realtime_omni.models.common.pretrained import load_pretrained
+from realtime_omni.models.common.wan.vae_fast import hasten, kernel_for
 
 TIME_STRIDE = 4
 SPACE_STRIDE = 8
@@ -112,6 +113,8 @@ class WanVAE:
         config: Any = self._vae.config
         parameter: Tensor = next(self._vae.parameters())
         self._dtype = parameter.dtype
+        if parameter.is_cuda:
+            hasten(self._vae.decoder, kernel_for(parameter.device))
 
         def column(values: list[float]) -> Tensor:
             return torch.tensor(values, dtype=torch.float32, device=parameter.device).view(1, -1, 1, 1, 1)
