@@ -3,19 +3,22 @@
 Owns: nothing of its own. The protocol's state is uvicorn's, the connection's is :mod:`realtime_omni.server.world`'s.
 Through ASGI every message is a coroutine through three layers and a system call of its own. :meth:`PeerProtocol.put` takes
 the messages of a block together: one write, no coroutine, when the socket has room; what does not fit waits in the ordinary
-``send``. The order is the same, because both end in the same protocol object and never wait in between.
+``send``. The order is the same, because both end in the same protocol object and never wait in between. On the way in, long
+messages go round websockets' buffers (:mod:`realtime_omni.server.long_frame`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from websockets.exceptions import InvalidState
+from websockets.protocol import State
 
 from realtime_omni.server.guard import GuardedWebSocket
+from realtime_omni.server.long_frame import LongFrame
 from realtime_omni.server.transport import PEER_KEY, RECEIVED_KEY
 
 
@@ -34,6 +37,40 @@ class PeerProtocol(GuardedWebSocket):
         super().__init__(*args, **kwargs)
         self.queue = _Arrivals()
         self._take: Callable[[str | bytes], bool] | None = None
+        self._long: LongFrame | None = None
+        self._between_frames = False
+        self._wait_for_frame = self.conn.reader.at_eof
+        self.conn.reader.at_eof = self._at_frame  # type: ignore[method-assign]
+
+    def _at_frame(self) -> Generator[None, None, bool]:
+        """websockets' parser waits here for the next frame, and nowhere else."""
+        self._between_frames = True
+        ended = yield from self._wait_for_frame()
+        self._between_frames = False
+        return ended
+
+    def data_received(self, data: bytes) -> None:
+        rest = memoryview(data)
+        if self._long is None:
+            begun = LongFrame.begin(data, self.config.ws_max_size) if self._may_begin() else None
+            if begun is None:
+                super().data_received(data)
+                return
+            self._long, rest = begun
+        rest = self._long.take(rest)
+        if not self._long.done:
+            return
+        message, self._long = self._long.message(), None
+        if not self.close_sent:
+            self.curr_msg_data_type, self.frames = "bytes", [message]
+            self.send_receive_event_to_app()
+        if rest:
+            self.data_received(bytes(rest))
+
+    def _may_begin(self) -> bool:
+        """Between two frames, and no message in fragments."""
+        conn = self.conn
+        return self._between_frames and conn.state is State.OPEN and conn.current_size is None and not self.close_sent
 
     async def run_asgi(self) -> None:
         self.scope["state"][PEER_KEY] = self
