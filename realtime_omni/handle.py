@@ -39,6 +39,8 @@ class Session:
         self._subscribers: list[Callable[[c.Notice], None]] = []
         self._undelivered: deque[Chunk] = deque()
         self._orphans: set[asyncio.Future[Any]] = set()
+        self._asked: set[int] = set()
+        """Tickets of calls of :meth:`committed_chunk` that are not answered."""
         self._closing: asyncio.Future[Any] | None = None
         self._end: c.Notice | None = None
         self._epoch_began = 0
@@ -128,11 +130,17 @@ class Session:
             asked_at_s=self._manager.now_s(),
         )
         future = self._manager.send(command)
+        self._asked.add(command.ticket)
         try:
-            chunk = await asyncio.shield(future)
+            chunk = await future  # not through a shield, which is one more round of the loop for every chunk
         except asyncio.CancelledError:
-            self._abandon(command.ticket, future)
+            if not future.cancelled():
+                self._abandon(command.ticket, future)
+            elif command.ticket in self._asked:
+                self._abandon(command.ticket, self._manager.expect(command.ticket))
             raise
+        finally:
+            self._asked.discard(command.ticket)
         assert isinstance(chunk, Chunk)
         left = self._left_behind()
         if left is None:
@@ -366,6 +374,13 @@ class Session:
         self._orphans.add(future)
         future.add_done_callback(settled)
         self._withdraw(ticket)
+
+    def _missed(self, answer: c.Answer) -> None:
+        """It came between the moment when its caller was cancelled and the moment when the caller hears of that."""
+        if answer.ticket in self._asked:
+            self._asked.discard(answer.ticket)
+            if isinstance(answer.value, Chunk):
+                self._keep(answer.value)
 
     def _withdraw(self, ticket: int) -> None:
         """Tell the engine that nobody waits for this answer any more."""

@@ -305,6 +305,12 @@ class SessionManager:
         self._futures[command.ticket] = future
         return future
 
+    def expect(self, ticket: int) -> asyncio.Future[Any]:
+        """A new future for an answer that has not come, in place of one that was cancelled with its caller."""
+        assert self._loop is not None
+        future = self._futures[ticket] = self._loop.create_future()
+        return future
+
     def _nudge(self) -> None:
         self._nudging = False
         self._inbox.nudge()
@@ -387,6 +393,8 @@ class SessionManager:
             value = self._handle(value)
         future = self._futures.pop(answer.ticket, None)
         if future is None or future.done():
+            if answer.view is not None and answer.view.session_id in self._handles:
+                self._handles[answer.view.session_id]._missed(answer)
             return
         if answer.error is not None:
             future.set_exception(answer.error)

@@ -21,7 +21,9 @@ checkpoint of it: ``plan`` boards whoever may join, ``run`` computes one piece, 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,6 +50,9 @@ if TYPE_CHECKING:
     from realtime_omni.snapshot.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
+
+BRIEF_S = 0.005
+"""A round that is over so soon is not interrupted by its own answers: who reads them needs the interpreter, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,25 +117,34 @@ class Engine:
         )
         self._flights = Flights(consumer, clock, self.counters, self.absorb)
         self._prefill_began_s = 0.0
+        self._cycle_began_s = self._cycle_took_s = math.inf
 
     # ------------------------------------------------------------------ the street
 
     def cycle(self) -> bool:
-        """One round; True when a tick was run, so that there may be more to do at once."""
-        self.absorb()
-        worked = self.prefill()
-        if self.plan():
-            self.run()
-            self.settle()
-            worked = True
+        """One round; True when a tick was run, so that there may be more to do at once.
+
+        Where rounds are brief, the receipts of its commands are heard with its chunks: one wake instead of two."""
+        began_s = self._cycle_began_s = self._clock.now_s()
+        with self._front.together() if self._cycle_took_s < BRIEF_S else nullcontext():
+            self.absorb()
+            worked = self.prefill()
+            if self.plan():
+                self.run()
+                self.settle()
+                worked = True
         self.reap()
-        self._flights.progress_at_s = self._clock.now_s()
+        now_s = self._flights.progress_at_s = self._clock.now_s()
+        if worked:
+            self._cycle_took_s = now_s - began_s
         return worked
 
     def absorb(self) -> None:
         """Take every waiting command, control lane first."""
         for command in self.inbox.take():
             self._desk.handle(command)
+        if self._clock.now_s() - self._cycle_began_s >= BRIEF_S:
+            self._front.speak()  # not as brief as the last one
 
     def prefill(self) -> bool:
         """Write one block for every session that carries one; True when there was any.

@@ -23,6 +23,10 @@ class Front:
         """What is said inside is heard at once, at the end."""
         return self._outbox.together()
 
+    def speak(self) -> None:
+        """What was said up to now is heard now."""
+        self._outbox.speak()
+
     def view(self, entry: Entry) -> SessionView:
         session = entry.session
         return SessionView(

@@ -30,7 +30,8 @@ class Outbox:
         self._lock = threading.Lock()
         self._wake: Callable[[], None] | None = None
         self._put = self._high_water = 0
-        self._held = self._owed = False
+        self._held = 0
+        self._owed = False
 
     def bind(self, wake: Callable[[], None] | None) -> None:
         """``wake`` is called from the engine's thread whenever the outbox stops being empty."""
@@ -51,14 +52,19 @@ class Outbox:
     def together(self) -> Iterator[None]:
         """Whoever takes is woken once, at the end, for all that is put inside. Only the engine's thread does this: a wake per
         answer costs both threads more than most answers do."""
-        self._held = True
+        self._held += 1
         try:
             yield
         finally:
-            self._held = False
-            owed, self._owed = self._owed, False
-            if owed and self._wake is not None:
-                self._wake()
+            self._held -= 1
+            if not self._held:
+                self.speak()
+
+    def speak(self) -> None:
+        """Wake whoever takes, if anything waits that he was not told of."""
+        owed, self._owed = self._owed, False
+        if owed and self._wake is not None:
+            self._wake()
 
     def take(self) -> list[Answer | Notice]:
         with self._lock:

@@ -76,13 +76,24 @@ class EncodeLane:
         when it encodes these frames again."""
         if self._running is not None and not self._running.done():
             await asyncio.wait([self._running])
+        if self.is_quick(frames):
+            return self.encode_now(frames, key=key)
         assert not self._closed
-        if self._encoder.is_quick and sum(frame.size for frame in frames) <= QUICK_SAMPLES:
-            return self._work(tuple(frames), key)
         loop = asyncio.get_running_loop()
         self._running = loop.run_in_executor(self._pool._executor, self._work, tuple(frames), key)
         self._running.add_done_callback(_retrieve)
         return await asyncio.shield(self._running)
+
+    def is_quick(self, frames: Sequence[npt.NDArray[np.generic]]) -> bool:
+        """Whether a thread would cost more than the work, and none has to be waited for."""
+        if not self._encoder.is_quick or (self._running is not None and not self._running.done()):
+            return False
+        return sum(frame.size for frame in frames) <= QUICK_SAMPLES
+
+    def encode_now(self, frames: Sequence[npt.NDArray[np.generic]], *, key: bool = False) -> list[EncodedFrame]:
+        """:meth:`encode` without waiting; for frames of which :meth:`is_quick` is true."""
+        assert not self._closed
+        return self._work(tuple(frames), key)
 
     def _work(self, frames: tuple[npt.NDArray[np.generic], ...], key: bool) -> list[EncodedFrame]:
         began_s = time.perf_counter()

@@ -67,7 +67,7 @@ class Driver:
         for command in self._side.handle_timeout(now):
             match command:
                 case Reply(message=message):
-                    self._sender.outbox.put(message)
+                    self._sender.put(message)
                 case Close():
                     pass  # follows the fatal error
         return self._side.deadline()

@@ -305,7 +305,7 @@ class WorldHub:
         record.format, record.codec = format_name, codec
         record.pacer.restart()
         connection.sender.use(lane, format_name)
-        connection.sender.outbox.put(entries.resumed)
+        connection.sender.put(entries.resumed)
         connection.attach(record)
         if entries.entries:
             connection.emit(Batch(entries.entries, replay=True, fill=record.fill))

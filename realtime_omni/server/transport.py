@@ -50,6 +50,10 @@ class Transport(Protocol):
         comes while such a one waits, is `receive`'s, in order. ``take`` must not raise."""
         ...
 
+    def put(self, messages: Sequence[str | bytes]) -> bool:
+        """Write messages in one piece, now; False, and nothing is written, when that would wait."""
+        ...
+
     async def receive(self) -> str | bytes:
         """The next message. Raises TransportLost."""
         ...

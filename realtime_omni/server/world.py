@@ -11,8 +11,11 @@ import asyncio
 import base64
 import logging
 import secrets
+import time
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
+
+import msgspec
 
 from realtime_omni.errors import ArgumentError
 from realtime_omni.server.codes import describe_error
@@ -56,12 +59,24 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-_NOT_WHILE_PLAYING = (SessionEvent, SessionReset, SessionRewind, SessionRollback, SessionReplay)
+_NOT_WHILE_PLAYING = (SessionReset, SessionRewind, SessionRollback, SessionReplay)
 """What would change the world under a log that is being played."""
 _GO_ON = (SessionEvent, SessionNext, SessionAck)
 """What need not wait for the receipts of the events before it: the engine takes them in order."""
+_GO_ON_NAMES = frozenset(("session.event", "session.next", "session.ack"))
+SMALL_CHARS = 8192
+"""A longer message is the reader's, whatever it is."""
 MAX_RECEIPTS = 16
 """Events of one connection that the engine has not answered; past it the reader waits. Others need the engine's inbox, too."""
+
+
+class _Named(msgspec.Struct):
+    """As much of a message as says which it is."""
+
+    type: str = ""
+
+
+_name = msgspec.json.Decoder(_Named)
 
 
 class WorldConnection:
@@ -79,6 +94,9 @@ class WorldConnection:
         self._driving: asyncio.Task[None] | None = None
         self._receipts: set[asyncio.Future[EventAcceptance]] = set()
         self._given_up = False
+        self._reading = True
+        """The reader is in the middle of a message, or is not there: what comes has to wait for its turn."""
+        self._fault: Exception | None = None
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -87,7 +105,7 @@ class WorldConnection:
         _log.info("connection opened connection=%s", self.id)
         try:
             async with asyncio.TaskGroup() as group:
-                self.sender.outbox.put(self.side.hello())
+                self.sender.put(self.side.hello())
                 self._driving = group.create_task(self._driver.run(), name=f"driver-{self.id}")
                 group.create_task(self.sender.run(), name=f"sender-{self.id}")
                 group.create_task(self._read(), name=f"reader-{self.id}")
@@ -150,30 +168,83 @@ class WorldConnection:
         return command.id if record.connection is self else None
 
     def emit(self, batch: Batch) -> None:
-        self.sender.outbox.put(batch)
+        self.sender.put(batch)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        while True:
-            await self.sender.outbox.room()
-            data = await self._transport.receive()
-            if self._given_up:
-                continue  # the session's numbers are another connection's business now
-            now, at_s = self._hub.clock.now_s(), self._transport.received_s
-            waited = not self._driver.may_start
-            receive = self.side.receive_text if isinstance(data, str) else self.side.receive_binary
-            for command in receive(data, now):  # type: ignore[arg-type]
-                match command:
-                    case Reply(message=message):
-                        await self._reply(message)
-                    case Close():
-                        pass  # the sender closes after the fatal error that came with it
-                    case _:
-                        waited |= isinstance(command, SessionEvent | SessionNext)
-                        await self._execute(command)
-            if waited:
-                self._driver.heard(at_s)
+        self._transport.listen(self._take)
+        try:
+            while True:
+                await self.sender.outbox.room()
+                self._reading = False
+                data = await self._transport.receive()
+                self._reading = True
+                if self._fault is not None:
+                    raise self._fault
+                if self._given_up:
+                    continue  # the session's numbers are another connection's business now
+                await self._act(data)
+        finally:
+            self._reading = True
+
+    async def _act(self, data: str | bytes) -> None:
+        now, at_s = self._hub.clock.now_s(), self._transport.received_s
+        waited = not self._driver.may_start
+        receive = self.side.receive_text if isinstance(data, str) else self.side.receive_binary
+        for command in receive(data, now):  # type: ignore[arg-type]
+            match command:
+                case Reply(message=message):
+                    await self._reply(message)
+                case Close():
+                    pass  # the sender closes after the fatal error that came with it
+                case _:
+                    waited |= isinstance(command, SessionEvent | SessionNext)
+                    await self._execute(command)
+        if waited:
+            self._driver.heard(at_s)
+        self.changed.set()
+
+    def _take(self, data: str | bytes) -> bool:
+        """Act upon a message where it comes in, without the reader's turn: one of those that never wait, of which every
+        block has three. False: it is the reader's, as is what follows it until the reader has nothing to do."""
+        if self._reading or self._given_up or self._fault is not None or not isinstance(data, str):
+            return False
+        if len(data) > SMALL_CHARS or len(self._receipts) >= MAX_RECEIPTS or not self.sender.outbox.has_room:
+            return False
+        try:
+            if _name.decode(data).type not in _GO_ON_NAMES:
+                return False
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return False
+        try:
+            self._act_now(data, time.perf_counter())
+        except Exception as fault:  # no task of ours is here: the reader raises it
+            self._fault = fault
+            return False
+        return True
+
+    def _act_now(self, data: str, at_s: float) -> None:
+        could = self._driver.may_start
+        waited = not could
+        for command in self.side.receive_text(data, self._hub.clock.now_s()):
+            match command:
+                case Reply(message=message):
+                    self._count_error(message)
+                    self.sender.put(message)
+                case SessionEvent() | SessionNext() | SessionAck():
+                    waited |= not isinstance(command, SessionAck)
+                    try:
+                        self._go_on(command)
+                    except Exception as error:
+                        refusal = self._refusal(command, error)
+                        self._count_error(refusal)
+                        self.sender.put(refusal)
+                case _:
+                    pass  # Close: the sender closes after the fatal error that came with it
+        if waited:
+            self._driver.heard(at_s)
+        if not could and self._driver.may_start:
             self.changed.set()
 
     async def _reply(self, message: object) -> None:
@@ -218,17 +289,16 @@ class WorldConnection:
         if isinstance(command, SessionResume):
             await self._hub.resume(self, command)
             return
+        if isinstance(command, _GO_ON):
+            self._go_on(command)
+            return
         record = self.record
         if isinstance(command, Ping) or record is None:
             return  # answered by the wire machine; or the session has ended, and the last word is on its way
         now = record.last_input_s = self._hub.clock.now_s()
-        if isinstance(command, SessionAck | SessionNext):
-            return  # the wire machine has done it; the driver looks again
         if record.replay is not None and isinstance(command, _NOT_WHILE_PLAYING):
             raise WireError(WireCode.SESSION_STATE, "a log is being played")
         match command:
-            case SessionEvent():
-                self._event(record, command)
             case SessionReset():
                 await self._reset(record, command)
             case SessionFork():
@@ -262,6 +332,17 @@ class WorldConnection:
             case _:
                 assert_never(command)
 
+    def _go_on(self, command: SessionEvent | SessionNext | SessionAck) -> None:
+        record = self.record
+        if record is None:
+            return  # the session has ended, and the last word is on its way
+        record.last_input_s = self._hub.clock.now_s()
+        if not isinstance(command, SessionEvent):
+            return  # the wire machine has done it; the driver looks again
+        if record.replay is not None:
+            raise WireError(WireCode.SESSION_STATE, "a log is being played")
+        self._event(record, command)
+
     def _event(self, record: WireSession, command: SessionEvent) -> None:
         """Post it, ahead of the block that the client asks for next; the receipt follows when the engine has it."""
         controls = tuple(ControlInput(item.track, item.schema, item.data) for item in command.controls or ())
@@ -278,7 +359,7 @@ class WorldConnection:
         except Exception as error:
             refusal = self._refusal(command, error)
             self._count_error(refusal)
-            self.sender.outbox.put(refusal)
+            self.sender.put(refusal)
 
     def _receipt(self, record: WireSession, command: SessionEvent, receipt: EventAcceptance) -> None:
         status: AcceptStatus = receipt.status.value
@@ -354,7 +435,7 @@ class WorldConnection:
     def shut_down(self) -> None:
         """Say goodbye to a client that has no session yet."""
         if self.record is None and self.side.state is not WireState.CLOSED:
-            self.sender.outbox.put(ErrorMessage(code=WireCode.SHUTDOWN, message="the server is stopping", fatal=True))
+            self.sender.put(ErrorMessage(code=WireCode.SHUTDOWN, message="the server is stopping", fatal=True))
 
 
 def _written(log: EventLog) -> str:

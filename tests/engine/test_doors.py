@@ -11,6 +11,9 @@ from realtime_omni.engine.inbox import CONTROL_FACTOR, Inbox
 from realtime_omni.engine.outbox import Outbox
 from realtime_omni.errors import CapacityError
 from realtime_omni.session.values import EventId, SessionEvent, SessionId
+from realtime_omni.testing.faults import at
+from realtime_omni.testing.inline import InlineEngine
+from realtime_omni.testing.models import TinyKVWorld
 
 
 def work(ticket: int) -> c.Command:
@@ -142,3 +145,27 @@ def test_answers_that_belong_together_wake_their_reader_once() -> None:
         pass
     outbox.put(c.Answer(ticket=4))
     assert wakes == [3, 1]
+
+
+def test_a_brief_round_is_heard_once_and_a_long_one_speaks_at_its_next_checkpoint() -> None:
+    inline = InlineEngine(TinyKVWorld())
+    inline.create("a", seed=1)
+    inline.next("a")  # this round was brief
+    heard: list[list[str]] = []
+    inline.outbox.bind(lambda: heard.append([type(answer.value).__name__ for answer in inline.outbox.take()]))  # type: ignore[union-attr]
+
+    def ask(event_id: int) -> None:
+        session_id = SessionId("a")
+        inline.send(c.Accept(ticket=0, session_id=session_id, event=SessionEvent(EventId(event_id), prompt="red")))
+        inline.send(c.Next(ticket=0, session_id=session_id))
+        inline.cycle()
+
+    ask(0)
+    assert heard == [["EventAcceptance", "Chunk"]]
+    with at(inline.engine, "forward:1", lambda: inline.clock.advance(1.0)):
+        ask(1)
+    assert heard[1:] == [["EventAcceptance"], ["Chunk"]], "a second is too long to wait for a receipt"
+    ask(2)
+    assert heard[3:] == [["EventAcceptance"], ["Chunk"]], "and so may the next be"
+    ask(3)
+    assert heard[5:] == [["EventAcceptance", "Chunk"]]

@@ -182,11 +182,11 @@ async def test_an_encoder_that_breaks_ends_the_connection_with_an_id_and_the_ses
     await client.block()
     connection = next(iter(hub.connections))
 
-    async def broken(*_: object, **__: object) -> list[EncodedFrame]:
+    def broken(*_: object, **__: object) -> list[EncodedFrame]:
         raise RuntimeError("encoder at /opt/secret broke")
 
     assert connection.sender.lane is not None
-    connection.sender.lane.encode = broken  # type: ignore[method-assign]
+    connection.sender.lane.encode_now = broken  # type: ignore[method-assign]
     client.ack()
     manager.clock.advance(1)
     assert (await client.end())[0] == 4500

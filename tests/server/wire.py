@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from realtime_omni.server.hub import WorldHub
@@ -50,6 +50,13 @@ class FakeTransport:
         if data is None or self.closed:
             raise TransportLost
         return data
+
+    def put(self, messages: Sequence[str | bytes]) -> bool:
+        if not self.flowing.is_set() or self.lost.is_set() or self.closed:
+            return False
+        for data in messages:
+            self.outbound.put_nowait(data)
+        return True
 
     async def send(self, *messages: str | bytes) -> None:
         for data in messages:
@@ -95,10 +102,10 @@ class Client:
     # -- sending ---------------------------------------------------------------------------------------------------
 
     def send(self, type_: str, **fields: Any) -> None:
-        self.transport.inbound.put_nowait(json.dumps({"type": type_, **fields}))
+        self.transport.arrive(json.dumps({"type": type_, **fields}))
 
     def send_raw(self, data: str | bytes) -> None:
-        self.transport.inbound.put_nowait(data)
+        self.transport.arrive(data)
 
     def ack(self) -> None:
         self.send("session.ack", seq=self.last_seq, displayed=self.displayed, epoch=self.epoch)
