@@ -1,6 +1,7 @@
 """Turn-taking, as a function: when the user began to speak, and when it is the other's turn. No network, no thread.
 
-Two windows in a row (64 ms) above the threshold are speech; it goes on while windows stay within 0.15 below it. After
+Two windows in a row (64 ms) above the threshold are speech; it goes on while windows stay within 0.15 below it and are not
+much softer than what was just said: the detector takes about 0.1 s to notice that a voice has ended. After
 ``ASK_MS`` of silence it is worth asking what was said and whether it was all. A turn ends after ``QUICK_MS`` when it sounds
 finished, after ``SLOW_MS`` when it does not (smart-turn takes flat voices for unfinished ones), and only when patience ends
 while its last word cannot be the last one of a sentence.
@@ -18,6 +19,9 @@ from realtime_omni.models.voice.state import Ears, Manners
 
 ONSET_WINDOWS = 2
 HYSTERESIS = 0.15
+SOFT, FADE = 10 ** (-30 / 20), 10 ** (-0.9 / 20)
+"""A window is soft 30 dB below the loudest one, which is forgotten by 28 dB a second: who lowers the voice is heard again, and
+a slammed door does not silence anybody."""
 ASK_MS = 96.0
 QUICK_MS = 192.0
 SLOW_MS, SLOWEST_MS = 800.0, 1000.0
@@ -34,14 +38,19 @@ MIN_VOICED = 5
 """Windows of speech (160 ms) in a turn: what is shorter is a noise, for which a recogniser would invent words."""
 
 
-def listen(ears: Ears, probabilities: Sequence[float], end_ms: float, manners: Manners, name: str) -> Ears:
-    """The ears after windows of which the last one ends at ``end_ms``; an utterance that begins is called ``name``."""
-    for number, p in enumerate(probabilities):
+def listen(
+    ears: Ears, probabilities: Sequence[float], levels: Sequence[float], end_ms: float, manners: Manners, name: str
+) -> Ears:
+    """The ears after windows of which the last one ends at ``end_ms``; an utterance that begins is called ``name``.
+    ``levels``: the windows' root mean squares."""
+    for number, (p, level) in enumerate(zip(probabilities, levels, strict=True)):
         until_ms = end_ms - (len(probabilities) - 1 - number) * WINDOW_MS
         floor = manners.threshold - (HYSTERESIS if ears.utterance is not None else 0.0)
-        if p < floor:
+        ears = replace(ears, loudest=ears.loudest * FADE)
+        if p < floor or (ears.utterance is not None and level < ears.loudest * SOFT):
             ears = replace(ears, run=0)
             continue
+        ears = replace(ears, loudest=max(ears.loudest, level))
         run = ears.run + 1
         if ears.utterance is None and run >= ONSET_WINDOWS:
             began_ms = max(0.0, until_ms - run * WINDOW_MS)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from realtime_omni.config import Config
 
 _MOST_SAMPLES = int(MOST_HEARD_MS * 16) + 4096
-_LAYOUT = "voice-2"
+_LAYOUT = "voice-3"
 
 
 class EmbeddedVoice(DuplexBase):

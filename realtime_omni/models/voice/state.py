@@ -72,7 +72,7 @@ class Manners(Struct, frozen=True):
 
 class Ears(Struct, frozen=True):
     """``run``: windows of speech in a row. ``utterance`` is under way since ``began_ms`` and was heard last before ``last_ms``,
-    ``voiced`` windows of it. ``heard_from_ms``: where the kept sound begins."""
+    ``voiced`` windows of it. ``heard_from_ms``: where the kept sound begins. ``loudest``: how loud speech was lately."""
 
     run: Number = 0
     utterance: str | None = None
@@ -80,6 +80,7 @@ class Ears(Struct, frozen=True):
     last_ms: Ms = 0.0
     voiced: Number = 0
     heard_from_ms: Ms = 0.0
+    loudest: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class Untold(Struct, frozen=True):

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from realtime_omni.models.voice import conversation
-from realtime_omni.models.voice.activity import Hearing
+from realtime_omni.models.voice.activity import WINDOW, Hearing
 from realtime_omni.models.voice.asking import Heard
 from realtime_omni.models.voice.board import Board
 from realtime_omni.models.voice.deciding import offer_of
@@ -49,7 +49,8 @@ class Listener:
         if manners.mode == "client":
             ears = replace(facts.ears, voiced=facts.ears.voiced + sum(p >= manners.threshold for p in probabilities))
         else:
-            ears = listen(facts.ears, probabilities, detected_ms, manners, f"u{facts.utterances}")
+            levels = _levels(np.concatenate((board.state.hearing.waiting, audio)), len(probabilities))
+            ears = listen(facts.ears, probabilities, levels, detected_ms, manners, f"u{facts.utterances}")
         if ears.utterance is not None and facts.ears.utterance is None:
             board.set(utterances=facts.utterances + 1)
             board.signals.append(SpeechStarted(ears.utterance, ears.began_ms))
@@ -165,3 +166,9 @@ class Listener:
         elif facts.manners.idle_ms is not None and board.end_ms - facts.quiet_from_ms >= facts.manners.idle_ms:
             board.signals.append(IdleTimeout(facts.quiet_from_ms, board.end_ms))
             board.queue(Response(board.name_response(), said="Are you still there?"))
+
+
+def _levels(audio: Sound, windows: int) -> list[float]:
+    """Root mean squares of the windows at the beginning of ``audio``."""
+    levels: list[float] = np.sqrt((audio[: windows * WINDOW].reshape(windows, WINDOW) ** 2).mean(axis=1)).tolist()
+    return levels

@@ -13,10 +13,10 @@ from models.voice.stand_ins import ANSWER, SAMPLES_A_LETTER, hum, parts, voice
 from realtime_omni.engine import commands as c
 from realtime_omni.errors import ArgumentError
 from realtime_omni.models.base import PackedState
-from realtime_omni.models.voice.listening import silence_limit_ms
+from realtime_omni.models.voice.listening import WINDOW_MS, listen, silence_limit_ms
 from realtime_omni.models.voice.model import EmbeddedVoice
 from realtime_omni.models.voice.skills.table import TOOLS
-from realtime_omni.models.voice.state import Manners
+from realtime_omni.models.voice.state import Ears, Manners
 from realtime_omni.session.frame import (
     AddText,
     Cancel,
@@ -492,3 +492,12 @@ def test_an_answer_sounds_made_before_the_turn_is_over():
         talk.until(ResponseEnded)
         assert made[0] == (first, 0)
         assert [text for text, _ in made].count(first) == 1
+
+
+def test_a_voice_has_ended_when_it_is_soft_and_one_that_is_lowered_is_heard_again():
+    spoke = listen(Ears(), [1.0] * 10, [0.1] * 10, 10 * WINDOW_MS, Manners(), "u0")
+    faded = listen(spoke, [1.0] * 3, [0.001] * 3, 13 * WINDOW_MS, Manners(), "u0")  # the detector is still sure
+    assert (spoke.last_ms, faded.last_ms) == (10 * WINDOW_MS, 10 * WINDOW_MS)
+    lowered = listen(spoke, [1.0] * 6, [0.002] * 6, 16 * WINDOW_MS, Manners(), "u0")
+    assert lowered.last_ms == 16 * WINDOW_MS
+    assert lowered.utterance == "u0"
