@@ -289,7 +289,7 @@ class Engine:
         flying = [
             Due(f.entry.session.id, f.waiter.order, f.waiter.due_s, f.waiter.urgent) for f in self._flights if f.waiter
         ]
-        return joining(due, flying, self.settings.max_batch)
+        return joining(due, flying, self.settings.max_batch, self._clock.now_s())
 
     def _begin(self, entry: Entry) -> Flight | None:
         """Freeze the next tick of a session, or answer its waiter with why not."""

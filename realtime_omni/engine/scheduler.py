@@ -31,11 +31,11 @@ def choose(due: Iterable[Due], max_batch: int) -> tuple[str, ...]:
     return tuple(d.session_id for d in sorted(due, key=lambda d: (d.due_s, d.asked))[:max_batch])
 
 
-def joining(due: Iterable[Due], flying: Sequence[Due], max_batch: int) -> tuple[str, ...]:
+def joining(due: Iterable[Due], flying: Sequence[Due], max_batch: int, now_s: float) -> tuple[str, ...]:
     """The sessions that join a batch that runs: as many as there are places, in the order of :func:`choose`.
 
     Who joins is begun at the next checkpoint, before anybody else's next step. So it does not join while somebody urgent
     flies who is due earlier: he would wait for the other's beginning. Who is due before all that fly joins at once, and
-    has waited for one piece of their work."""
-    bound_s = min((f.due_s for f in flying if f.urgent), default=math.inf)
+    has waited for one piece of their work. A deadline that is past keeps nobody out: it is missed, and he may fly for long."""
+    bound_s = min((f.due_s for f in flying if f.urgent and f.due_s > now_s), default=math.inf)
     return choose([d for d in due if d.due_s < bound_s], max_batch - len(flying))

@@ -284,10 +284,30 @@ def test_the_earliest_deadline_goes_first_and_arrival_breaks_ties() -> None:
 def test_who_joins_is_due_before_every_urgent_session_that_flies() -> None:
     flying = [Due("x", 1, due_s=5, urgent=True), Due("y", 2, due_s=1)]
     due = [Due("a", 3, due_s=4), Due("b", 4, due_s=6), Due("c", 5, due_s=3)]
-    assert joining(due, flying, 8) == ("c", "a")
-    assert joining(due, flying, 3) == ("c",)
-    assert joining(due, flying, 2) == ()
-    assert joining(due, flying[1:], 8) == ("c", "a", "b")
+    assert joining(due, flying, 8, 0) == ("c", "a")
+    assert joining(due, flying, 3, 0) == ("c",)
+    assert joining(due, flying, 2, 0) == ()
+    assert joining(due, flying[1:], 8, 0) == ("c", "a", "b")
+
+
+def test_a_deadline_that_is_past_keeps_nobody_out() -> None:
+    flying = [Due("x", 1, due_s=5, urgent=True)]
+    assert joining([Due("a", 2, due_s=9)], flying, 8, now_s=4.9) == ()
+    assert joining([Due("a", 2, due_s=9)], flying, 8, now_s=5.0) == ("a",)
+
+
+def test_a_robot_that_is_late_and_takes_many_steps_is_joined_by_the_others() -> None:
+    inline, model = engine("a", "b")
+    late = ask(inline, "a", 1.0, budget_s=0.1, steps=50)
+    inline.cycle(2)
+    other = ask(inline, "b", 2.0)
+    inline.cycle(3)
+    assert model.pieces[-1] == ("step", ("a",))  # in time still: nobody delays it
+    inline.clock.advance(0.2)
+    inline.cycle(STEPS + 2)
+    assert first(inline.result(other)) == 2.0
+    inline.rest()
+    assert first(inline.result(late)) == 1.0
 
 
 # ---------------------------------------------------------------------- anything in any order
