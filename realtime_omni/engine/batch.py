@@ -25,7 +25,7 @@ from realtime_omni.kv.attention.growing import GrowingPlan, Turn
 from realtime_omni.kv.attention.sdpa import SdpaBackend
 from realtime_omni.kv.manager import BlockReservation
 from realtime_omni.kv.window import FrameRef
-from realtime_omni.models.base import BlockAttention, RewritingModel, RowError, RowOutput, Step, StepRow
+from realtime_omni.models.base import BlockAttention, Checkpoint, RewritingModel, RowError, RowOutput, Step, StepRow
 
 if TYPE_CHECKING:
     from realtime_omni.engine.runner import ModelRunner
@@ -50,7 +50,8 @@ class BatchRun:
         self._storages: dict[int, Storages] = {}
         self._prefill = prefill
         self._forwards = 0
-        self._pending_point: str | None = None
+        self._pending: Checkpoint | None = None
+        """What the model does next."""
         self.stage = "begin"
         self._finished = False
         try:
@@ -150,8 +151,8 @@ class BatchRun:
         active = self.active
         if self._finished or not active:
             return False
-        if self._pending_point is not None:
-            self._reach(self._pending_point, active)
+        if self._pending is not None and self._runner.faults is not None:
+            self._reach(self._point(self._pending), active)
         checkpoint = None
         try:
             checkpoint = next(self._step)
@@ -168,13 +169,15 @@ class BatchRun:
             self._reach("sync", done)
             self._runner.synchronize()
         self.stage = checkpoint.stage or checkpoint.kind
-        if checkpoint.kind == "forward":
-            self._forwards += 1
-            prefix = "prefill" if self._prefill else "forward"
-            self._pending_point = f"{prefix}:{self._forwards}"
-        else:
-            self._pending_point = checkpoint.kind
+        self._forwards += checkpoint.kind == "forward"
+        self._pending = checkpoint
         return True
+
+    def _point(self, checkpoint: Checkpoint) -> str:
+        """Its name for faults; forwards have numbers."""
+        if checkpoint.kind != "forward":
+            return checkpoint.kind
+        return f"{'prefill' if self._prefill else 'forward'}:{self._forwards}"
 
     def _reach(self, point: str, rows: Sequence[int]) -> None:
         faults = self._runner.faults

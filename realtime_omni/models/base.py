@@ -145,8 +145,7 @@ def _image_digest(image: np.ndarray | None) -> str | None:
     return hashlib.sha256(f"{shape}:".encode() + image.tobytes()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """A place between two pieces of device work: ``forward``, ``decode`` or ``sync``. ``stage``: what timings call the
     piece that follows, where that is not its kind."""
 

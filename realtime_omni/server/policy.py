@@ -10,11 +10,11 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from realtime_omni.errors import ArgumentError, ErrorCode, OmniError
 from realtime_omni.server.backend import HealthReport
@@ -45,8 +45,7 @@ _CODES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyRequest:
+class PolicyRequest(Struct, frozen=True):
     """One observation to answer. ``tick``, ``consumed``, ``captured_ms`` and ``rtc`` (how its chunk continues the one before)
     come from streaming clients only."""
 
@@ -59,8 +58,7 @@ class PolicyRequest:
     rtc: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyAnswer:
+class PolicyAnswer(Struct, frozen=True):
     """A chunk: float ``[horizon, dim]`` in robot units.
 
     ``timing``, in ms: ``queue`` (waiting for a turn), ``images``, ``prefix``, ``denoise``; a stage that the policy does
@@ -69,7 +67,7 @@ class PolicyAnswer:
     """
 
     actions: npt.NDArray[np.floating]
-    timing: Mapping[str, float] = field(default_factory=dict)
+    timing: Mapping[str, float] = {}
     valid_from: int = 0
     delay_used: int = 0
 

@@ -54,6 +54,7 @@ class ObservationReader:
         self._slots: dict[str, Camera | StateField | None] = dict.fromkeys(contract.ignored)
         for slot in contract.slots:
             self._slots |= dict.fromkeys(slot.wire_names, slot)
+        self._prompt_keys = frozenset(contract.prompt_keys)
 
     def read(self, message: Mapping[str, object], decode: ImageDecoder | None = None) -> Observation:
         """Judge an observation's map (without the request's own fields, such as ``endpoint``).
@@ -70,7 +71,7 @@ class ObservationReader:
         """Sort the members by slot name into ``found``, and return the prompts. What no slot knows is refused here."""
         prompts = []
         for key, value, path in _leaves(message, "", "$"):
-            if key in self.contract.prompt_keys:
+            if key in self._prompt_keys:
                 if value is not None:
                     prompts.append((value, path))
                 continue
