@@ -19,7 +19,8 @@ def open_backend(
 
     ``auto`` is SDPA everywhere: on an H200 it ran one 1,560-token, 40-head layer with 15 frames of history at 497 TFLOP/s
     with its gathering included, needs no compiler and starts at once. FlashInfer saves the gathered copy, is about as fast,
-    and compiles its kernels for up to two minutes on first use, so it is asked for by name. ``fp8``: SDPA gathers e4m3 and
+    and compiles its kernels for up to two minutes on first use, so it is asked for by name. SDPA's kernel is FlashAttention-3's
+    where that is installed (:mod:`.flash3`), else torch's own. ``fp8``: SDPA gathers e4m3 and
     computes with them (:mod:`.fp8`). Raises BackendUnavailable when what was asked for cannot run, ConfigError on another
     name.
     """
@@ -36,6 +37,8 @@ def open_backend(
         return FlashInferBackend(device=device if device.startswith("cuda") else "cuda")
     if name not in ("auto", "sdpa"):
         raise ConfigError(f"unknown attention backend {name!r}; known: auto, sdpa, flashinfer")
+    from realtime_omni.kv.attention.flash3 import Flash3Kernel, find
     from realtime_omni.kv.attention.sdpa import SdpaBackend
 
-    return SdpaBackend(cache_history=keep_gathered)
+    attend = find() if device.startswith("cuda") else None
+    return SdpaBackend(cache_history=keep_gathered, kernel=None if attend is None else Flash3Kernel(attend))

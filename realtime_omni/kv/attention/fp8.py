@@ -12,7 +12,6 @@ Elsewhere the same numbers are multiplied in float32, which is slow, and what th
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from realtime_omni.errors import BackendUnavailable
 from realtime_omni.float8 import E4M3, LARGEST, to_e4m3
+from realtime_omni.kv.attention import flash3
 
 log = logging.getLogger(__name__)
 
@@ -108,25 +108,17 @@ def _divided(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 def _library(device: torch.device, name: str) -> _Flash3 | _Cudnn:
     if torch.cuda.get_device_capability(device) < (9, 0):
         raise BackendUnavailable("attention in eight bits needs a CUDA device of capability 9.0")
-    hopper = torch.cuda.get_device_capability(device)[0] == 9
-    if name == "flash3" or (name == "auto" and hopper and importlib.util.find_spec("fa3_fwd_interface")):
-        try:
-            return _Flash3()
-        except BackendUnavailable:
-            if name == "flash3":
-                raise
-            log.exception("FlashAttention-3 is installed and does not load; attention is by cuDNN")
-    return _Cudnn(device)
+    if name == "flash3":
+        return _Flash3(flash3.load())
+    found = flash3.find() if name == "auto" else None
+    return _Cudnn(device) if found is None else _Flash3(found)
 
 
 class _Flash3:
     """FlashAttention-3's forward kernel (package ``fa3-fwd``; Hopper). Its output is bfloat16, its probabilities at most 1."""
 
-    def __init__(self) -> None:
-        try:
-            self._attend: Any = importlib.import_module("fa3_fwd_interface").flash_attn_func
-        except (ImportError, OSError) as error:
-            raise BackendUnavailable(f"attention by FlashAttention-3 needs fa3-fwd: {error}") from error
+    def __init__(self, attend: Any) -> None:
+        self._attend = attend
 
     def run(self, q: Tensor, keys: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
         """See ``_Cudnn.run``."""

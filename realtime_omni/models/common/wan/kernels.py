@@ -19,7 +19,8 @@ from torch import Tensor
 
 from realtime_omni.float8 import E4M3
 
-_WARPS = 8
+_SIZES = [triton.Config({}, num_warps=warps) for warps in (4, 8, 16)]
+"""Of a program; which is fastest depends on the GPU and the row, and is found at a kernel's first launch of each kind."""
 
 
 @triton.jit
@@ -31,6 +32,7 @@ def _store_rounded(y, rows, scales, row, at, inside, width):  # type: ignore[no-
     tl.store(rows + row * width + at, y.to(tl.float8e4nv), mask=inside)
 
 
+@triton.autotune(configs=_SIZES, key=["width", "ADDED", "GATED", "CAMERA", "NORMED"])  # type: ignore[untyped-decorator]
 @triton.jit  # type: ignore[untyped-decorator]
 def _mix_kernel(  # type: ignore[no-untyped-def]
     x,
@@ -85,6 +87,7 @@ def _mix_kernel(  # type: ignore[no-untyped-def]
         _store_rounded(y, rows, scales, row, at, inside, width)
 
 
+@triton.autotune(configs=_SIZES, key=["width", "GELU", "SILU"])  # type: ignore[untyped-decorator]
 @triton.jit  # type: ignore[untyped-decorator]
 def _activate_kernel(  # type: ignore[no-untyped-def]
     x, rows, scales, width: tl.constexpr, GELU: tl.constexpr, SILU: tl.constexpr, BLOCK: tl.constexpr
@@ -102,6 +105,7 @@ def _activate_kernel(  # type: ignore[no-untyped-def]
     _store_rounded(y, rows, scales, row, at, inside, width)
 
 
+@triton.autotune(configs=_SIZES, key=["width", "TURNED"])  # type: ignore[untyped-decorator]
 @triton.jit  # type: ignore[untyped-decorator]
 def _head_kernel(  # type: ignore[no-untyped-def]
     x,
@@ -228,4 +232,4 @@ def heads(x: Tensor, weights: Tensor, angles: tuple[Tensor, Tensor] | None, *, h
 
 def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **kwargs: Any) -> None:
     with torch.cuda.device(args[0].device):
-        kernel[grid](*args, **kwargs, num_warps=_WARPS)
+        kernel[grid](*args, **kwargs)

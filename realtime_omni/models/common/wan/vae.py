@@ -114,7 +114,8 @@ class WanVAE:
         parameter: Tensor = next(self._vae.parameters())
         self._dtype = parameter.dtype
         if parameter.is_cuda:
-            hasten(self._vae.decoder, kernel_for(parameter.device))
+            decoder: Any = self._vae.decoder
+            hasten(decoder, kernel_for(parameter.device))
 
         def column(values: list[float]) -> Tensor:
             return torch.tensor(values, dtype=torch.float32, device=parameter.device).view(1, -1, 1, 1, 1)
