@@ -169,7 +169,7 @@ def speed_up(engine: InlineEngine, network: WanTransformer, *, compiled: bool, f
         device = engine.config.device
         engine.runner.backend = open_backend(device=device, keep_gathered=keep_gathered, fp8=True)
     if compiled:
-        network.compile_layers()
+        network.compile_layers(fp8_attention=fp8 == "linear_attention")
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

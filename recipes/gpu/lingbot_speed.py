@@ -157,11 +157,13 @@ class World:
         if self.parts.device.startswith("cuda"):
             torch._dynamo.reset()
         matrices = "off" if self.fp8 != "off" else fp8
-        compiled = self.parts.args.compile and fp8 != "linear_attention"
+        compiled = self.parts.args.compile
         if fp8 == "linear_attention" and self.fp8 != "off":
             from realtime_omni.kv.attention import open_backend
 
             self.engine.runner.backend = open_backend(device=self.parts.device, keep_gathered=True, fp8=True)
+            if compiled:
+                self.network.compile_layers(fp8_attention=True)
         else:
             speed_up(self.engine, self.network, compiled=compiled and not dynamic, fp8=matrices, keep_gathered=True)
         if compiled and dynamic:
@@ -258,19 +260,10 @@ def vae_ms(parts: Parts) -> dict[str, Any]:
         found[name] = round(best_s(lambda: vae.decode(latents, state), parts.device) * 1000, 1)
         parts.say("vae", **found)
 
-    timed("plain")
-    for module in vae._vae.decoder.modules():
-        if isinstance(module, torch.nn.Conv3d):
-            module.to(memory_format=torch.channels_last_3d)
-        elif isinstance(module, torch.nn.Conv2d):
-            module.to(memory_format=torch.channels_last)
-    timed("channels last")
+    timed("as it is served")
     torch.backends.cudnn.benchmark = True
-    timed("channels last, cudnn searches")
+    timed("cudnn searches")
     torch.backends.cudnn.benchmark = False
-    if parts.args.compile and parts.device.startswith("cuda"):
-        vae._vae.decoder.forward = torch.compile(vae._vae.decoder.forward, dynamic=False)
-        timed("channels last, compiled")
     return found
 
 
@@ -390,6 +383,17 @@ def full(parts: Parts) -> None:
         world.engine.close("b")
         return {"solo_ms": round(solo, 1), "each_ms": each, "ratio": round(max(each.values()) / solo, 3)}
 
+    def graphed() -> dict[str, Any]:
+        """Latents again, passes replayed; a new engine."""
+        world = held["world"]
+        world.graphs = True
+        world.open("none")
+        if world.fp8 == "linear_attention":
+            world.speed_up("linear_attention")
+        start(world.engine, "g")
+        walk(world.engine, "g", warm_up_blocks(world.settings) + 3)
+        return world.row("g", LATENTS)
+
     parts.part("full begin", 45, begin)
     if "eager" not in reference:
         return
@@ -407,6 +411,7 @@ def full(parts: Parts) -> None:
     if on_gpu:
         parts.part("full kernels fp8 attention", 10, lambda: kernels(held["world"], "a"))
     parts.part("two worlds", 40, two)
+    parts.part("full fp8: graphs", 30, graphed)
     held.pop("world").close()
 
 

@@ -86,3 +86,30 @@ def test_a_conversion_that_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.
     x = torch.randn(4, 4)
     for _ in range(2):
         assert torch.equal(rounded(x).float(), to_e4m3(x).float())
+
+
+def test_queries_that_are_rounded_already_give_bfloat16_also_where_rows_differ() -> None:
+    """Two rows of different histories are two groups of a pass."""
+    spec = KVSpec(1, 2, 16, 6, 1, 3, 1, page_tokens=6, requested_sessions=2, dtype_bytes=2, max_in_flight=2)
+    book = KVBook(spec, sessions=2)
+    storage = KVStorage(spec, book.pool.statistics().total + spec.scratch_pages, dtype=torch.bfloat16)
+    backend = open_backend(fp8=True)
+    generator = torch.Generator().manual_seed(5)
+
+    def parts_of(rows: int) -> list[torch.Tensor]:
+        return [torch.randn(rows, 6, 2, 16, generator=generator).bfloat16() for _ in range(3)]
+
+    book.begin("a")
+    book.begin("b")
+    first = book.plan_block("a")
+    plan = backend.plan([RowPlan.of(first.branches[0])], storage)
+    plan.attend(0, *parts_of(1), rows=[0], commit=True)
+    book.commit(first)
+    blocks = [book.plan_block(name) for name in ("a", "b")]
+    q, k, v = parts_of(2)
+    outs = []
+    for queries in (q, to_e4m3(q)):
+        plan = backend.plan([RowPlan.of(block.branches[0]) for block in blocks], storage)
+        outs.append(plan.attend(0, queries, k, v, rows=[0, 1], commit=False))
+    assert outs[1].dtype == torch.bfloat16
+    assert torch.equal(*outs)

@@ -65,9 +65,10 @@ class Fp8Kernel:
         """See ``Kernel``. Raises BackendUnavailable on a mask, on grouped heads, and on shapes that cuDNN has no plan for."""
         if mask is not None or q.shape[1] != keys.shape[1]:
             raise BackendUnavailable("attention in eight bits has no mask and as many key heads as query heads")
+        dtype = torch.bfloat16 if q.dtype == E4M3 else q.dtype
         if self._on_gpu is None:
-            return reference(to_e4m3(q), to_e4m3(keys), to_e4m3(values)).to(q.dtype)
-        return self._on_gpu.run(self._rounded(q), self._rounded(keys), self._rounded(values), q.dtype)
+            return reference(to_e4m3(q), to_e4m3(keys), to_e4m3(values)).to(dtype)
+        return self._on_gpu.run(self._rounded(q), self._rounded(keys), self._rounded(values), dtype)
 
     def _rounded(self, x: Tensor) -> Tensor:
         """e4m3 of x [rows, heads, tokens, head_dim], laid out token by token."""

@@ -97,7 +97,8 @@ class Kernel(Protocol):
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """q [rows, heads, T, head_dim]; keys, values [rows, kv_heads, S, head_dim] in the buffers' dtype, or in that of q
-        where there is no history; mask bool [T, S]. Returns the shape and dtype of q."""
+        where there is no history; mask bool [T, S]. Returns the shape and dtype of q; bfloat16 where q is e4m3,
+        which only a kernel in eight bits takes."""
         ...
 
 
@@ -176,7 +177,7 @@ class SdpaPlan:
         if len(groups) == 1 and groups[0].positions is None:
             out = self._attend_group(layer, groups[0], q, k, v, causal)
         else:
-            out = torch.empty_like(q)
+            out = torch.empty_like(q, dtype=k.dtype)
             for group in groups:
                 assert group.positions is not None
                 at = list(group.positions)

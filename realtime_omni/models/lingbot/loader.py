@@ -158,7 +158,7 @@ def _local(config: Config, options: Options, folder: Path) -> WanTransformer:
         network = WanTransformer(shape)
     _fill(network, config, options, folder, Grid())
     if options.compile:
-        network.compile_layers()
+        network.compile_layers(fp8_attention=config.kv.fp8_attention)
     return network
 
 

@@ -6,6 +6,8 @@ before it is used (``recipes/gpu/fp8_variants.py`` times them).
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
 from realtime_omni.errors import BackendUnavailable
 from realtime_omni.models.common.fp8 import quantise
-from realtime_omni.models.common.wan.fused import TorchOperations, check, operations_for
+from realtime_omni.models.common.wan.fused import FusedLayer, TorchOperations, check, operations_for
 from realtime_omni.models.common.wan.transformer import WanConfig, WanTransformer
 
 CONFIG = WanConfig(layers=2, heads=2, head_dim=16, mlp_width=64, in_channels=4, out_channels=4, text_width=16)
@@ -55,8 +57,9 @@ def test_a_fused_network_predicts_what_the_plain_one_does(
     """Two rows of different timesteps and places; sums in another order move a few numbers by a step of e4m3."""
     net = network(dtype, camera_channels)
     wanted = flow(net, dtype, camera_channels)
-    for layer in net.layers:
-        layer.fuse_parts(TorchOperations())
+    behind = None
+    for layer in reversed(net.layers):
+        behind = layer.fuse_parts(FusedLayer(layer, TorchOperations()), behind)
     got = flow(net, dtype, camera_channels)  # its camera is fused, too
     assert float((got - wanted).norm() / wanted.norm()) < most
 
@@ -77,10 +80,8 @@ def test_the_gate_the_camera_and_the_norm_act_in_this_order() -> None:
 
 
 class Wrong(TorchOperations):
-    def heads(
-        self, x: Tensor, weights: Tensor, angles: tuple[Tensor, Tensor] | None, *, half: int, eps: float
-    ) -> Tensor:
-        return super().heads(x, weights, None, half=half, eps=eps)
+    def heads(self, x: Tensor, weights: Tensor, angles: object, **how: Any) -> tuple[Tensor, ...]:
+        return super().heads(x, weights, None, **how)
 
 
 def test_kernels_that_compute_something_else_are_refused() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from realtime_omni.errors import BackendUnavailable
+from realtime_omni.float8 import to_e4m3
 from realtime_omni.kv.attention.sdpa import fast_kernels
 from realtime_omni.models.common.fp8 import Fp8Linear, quantised
 from realtime_omni.models.common.wan.rope import rotate
@@ -67,25 +68,39 @@ class TorchOperations:
         return quantised(x.flatten(0, -2))
 
     def heads(
-        self, x: Tensor, weights: Tensor, angles: tuple[Tensor, Tensor] | None, *, half: int, eps: float
-    ) -> Tensor:
+        self,
+        x: Tensor,
+        weights: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        *,
+        half: int,
+        eps: float,
+        rounded: bool = False,
+    ) -> tuple[Tensor, ...]:
         """The first ``n`` parts of x [B, T, >= n * width], each RMS-normalised over its width by weights [n, width] and, with
-        the cosines and sines of ``angles`` (float32 [B, T, 1, half]), its heads of ``2 * half`` rotated: [n, B, T, width]."""
+        the cosines and sines of ``angles`` (float32 [B, T, 1, half]), its heads of ``2 * half`` rotated: [B, T, width] each,
+        the first as e4m3 where ``rounded`` says so."""
         number, width = weights.shape
         out = []
         for part, weight in zip(x[..., : number * width].chunk(number, -1), weights, strict=True):
             y = functional.rms_norm(part.float(), (width,), weight.float(), eps).to(x.dtype)
             out.append(y if angles is None else rotate(y.view(*y.shape[:-1], -1, 2 * half), *angles).flatten(-2))
-        return torch.stack(out)
+        return to_e4m3(out[0]) if rounded else out[0], *out[1:]
 
 
 class FusedLayer:
     """``before``, ``after`` and ``camera`` of a layer whose matrices are in eight bits; made when all its weights are there."""
 
-    def __init__(self, layer: Any, operations: Any) -> None:
-        """``layer``: a WanLayer whose products over tokens are all Fp8Linear."""
+    following: FusedLayer | None = None
+    """The layer behind it, whose input it rounds together with its own end."""
+
+    def __init__(self, layer: Any, operations: Any, *, rounded_queries: bool = False) -> None:
+        """``layer``: a WanLayer whose products over tokens are all Fp8Linear. ``rounded_queries``: attention takes them as
+        e4m3."""
         attention, cross = layer.attention, layer.cross
         self._layer, self._do, self._injector = layer, operations, layer.camera
+        self._rounded_queries = rounded_queries
+        self._entered: tuple[Tensor, Rounded] | None = None  # tokens that the layer before has rounded already
         self._modulation = layer.modulation.detach().float()
         self._qk_weights = torch.stack((attention.q_norm.weight, attention.k_norm.weight)).detach().float()
         self._cross_weights = cross.q_norm.weight.detach().float()[None]
@@ -94,13 +109,17 @@ class FusedLayer:
     def before(self, x: Tensor, time: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See ``WanLayer.before``."""
         layer, attention = self._layer, self._layer.attention
-        modulation = self._modulation + time
-        norm = (modulation[:, 1], modulation[:, 0])
-        _, rounded = self._do.mix(x, None, None, None, norm, about_one=True, eps=layer.eps)
+        entered, self._entered = self._entered, None
+        if entered is not None and entered[0] is x:
+            rounded = entered[1]
+        else:
+            _, rounded = self._do.mix(x, None, None, None, self._norm(time), about_one=True, eps=layer.eps)
         qkv = attention.qkv.product(*rounded, x.dtype).view(*x.shape[:-1], -1)
         half, split = cos.shape[-1], (attention.heads, -1)
         angles = (cos.contiguous(), sin.contiguous())
-        q, k = self._do.heads(qkv, self._qk_weights, angles, half=half, eps=attention.q_norm.eps)
+        q, k = self._do.heads(
+            qkv, self._qk_weights, angles, half=half, eps=attention.q_norm.eps, rounded=self._rounded_queries
+        )
         v = qkv.chunk(3, dim=-1)[2]
         return q.unflatten(-1, split), k.unflatten(-1, split), v.unflatten(-1, split)
 
@@ -125,8 +144,17 @@ class FusedLayer:
         norm = (modulation[:, 4], modulation[:, 3])
         x, rounded = do.mix(x, part, None, None, norm, about_one=True, eps=layer.eps)
         part = self._product(layer.down, layer.up.product(*rounded, x.dtype).view(*x.shape[:-1], -1), "gelu")
-        x, _ = do.mix(x, part, modulation[:, 5], None, None, about_one=True, eps=layer.eps)
+        following = self.following
+        norm_behind = None if following is None else following._norm(time)
+        x, rounded = do.mix(x, part, modulation[:, 5], None, norm_behind, about_one=True, eps=layer.eps)
+        if following is not None:
+            following._entered = (x, rounded)
         return x
+
+    def _norm(self, time: Tensor) -> tuple[Tensor, Tensor]:
+        """Gain (less one) and offset of the first norm, float32 [B, D]."""
+        modulation = self._modulation + time
+        return modulation[:, 1], modulation[:, 0]
 
     def camera(self, camera: Tensor) -> tuple[Tensor, Tensor]:
         """See ``CameraInjector.forward``."""
@@ -199,7 +227,8 @@ def check(kernels: Any, device: torch.device) -> None:
                 whole,
                 _back(rounded),
                 *(_back(do.activate(x, f)) for f in ("", "gelu", "silu")),
-                do.heads(x, weights, angles, **turning),
+                *do.heads(x, weights, angles, **turning),
+                do.heads(x, weights, angles, rounded=True, **turning)[0],
             )
         )
     for got, wanted in zip(*pairs, strict=True):

@@ -105,13 +105,14 @@ def _activate_kernel(  # type: ignore[no-untyped-def]
     _store_rounded(y, rows, scales, row, at, inside, width)
 
 
-@triton.autotune(configs=_SIZES, key=["width", "TURNED"])  # type: ignore[untyped-decorator]
+@triton.autotune(configs=_SIZES, key=["width", "TURNED", "ROUNDED"])  # type: ignore[untyped-decorator]
 @triton.jit  # type: ignore[untyped-decorator]
 def _head_kernel(  # type: ignore[no-untyped-def]
     x,
     weights,
     cos,
     sin,
+    rounded,
     out,
     total,
     x_stride,
@@ -119,6 +120,7 @@ def _head_kernel(  # type: ignore[no-untyped-def]
     width: tl.constexpr,
     half: tl.constexpr,
     TURNED: tl.constexpr,
+    ROUNDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -134,7 +136,11 @@ def _head_kernel(  # type: ignore[no-untyped-def]
         c = tl.load(cos + angle)
         s = tl.load(sin + angle)
         y = tl.interleave(first * c - second * s, first * s + second * c)
-    tl.store(out + which * total + row * width + at, y.to(out.dtype.element_ty), mask=inside)
+    if ROUNDED and which == 0:
+        y = tl.minimum(tl.maximum(y, -448.0), 448.0)
+        tl.store(rounded + row * width + at, y.to(tl.float8e4nv), mask=inside)
+    else:
+        tl.store(out + which * total + row * width + at, y.to(out.dtype.element_ty), mask=inside)
 
 
 def _block(width: int) -> int:
@@ -205,11 +211,14 @@ def activate(x: Tensor, function: str = "") -> tuple[Tensor, Tensor]:
     return rows, scales
 
 
-def heads(x: Tensor, weights: Tensor, angles: tuple[Tensor, Tensor] | None, *, half: int, eps: float) -> Tensor:
+def heads(
+    x: Tensor, weights: Tensor, angles: tuple[Tensor, Tensor] | None, *, half: int, eps: float, rounded: bool = False
+) -> tuple[Tensor, ...]:
     """See ``fused.headed``."""
     number, width = weights.shape
     count = x.numel() // x.shape[-1]
     out = torch.empty(number, *x.shape[:-1], width, dtype=x.dtype, device=x.device)
+    first = torch.empty(*x.shape[:-1], width, dtype=E4M3, device=x.device) if rounded else out[0]
     cos, sin = (weights, weights) if angles is None else angles
     _launch(
         _head_kernel,
@@ -218,6 +227,7 @@ def heads(x: Tensor, weights: Tensor, angles: tuple[Tensor, Tensor] | None, *, h
         weights,
         cos,
         sin,
+        first,
         out,
         count * width,
         x.shape[-1],
@@ -225,9 +235,10 @@ def heads(x: Tensor, weights: Tensor, angles: tuple[Tensor, Tensor] | None, *, h
         width=width,
         half=half,
         TURNED=angles is not None,
+        ROUNDED=rounded,
         BLOCK=_block(width),
     )
-    return out
+    return first, *out[1:]
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **kwargs: Any) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -237,13 +237,14 @@ class WanLayer(nn.Module):
             plain = getattr(type(self), part).__get__(self)
             setattr(self, part, torch.compile(plain, fullgraph=True, dynamic=dynamic))
 
-    def fuse_parts(self, operations: Any) -> None:
-        """What :meth:`compile_parts` is for, for a layer in eight bits; see :mod:`.fused`."""
-        layer = fused.FusedLayer(self, operations)
+    def fuse_parts(self, layer: fused.FusedLayer, behind: fused.FusedLayer | None) -> fused.FusedLayer:
+        """What :meth:`compile_parts` is for, for a layer in eight bits, with the one behind it; see :mod:`.fused`."""
+        layer.following = behind
         for part in ("before", "after"):
             setattr(self, part, getattr(layer, part))
         if self.camera is not None:
             self.camera.forward = layer.camera  # type: ignore[method-assign]
+        return layer
 
     def cross_input(self, x: Tensor) -> Tensor:
         weight, bias = self.cross_norm.weight.float(), self.cross_norm.bias.float()
@@ -354,18 +355,19 @@ class WanTransformer(nn.Module):
         names = (*_PER_PASS, *(_PER_BLOCK if self.config.camera_channels else ()))
         return tuple(f"layers.{index}.{name}" for index in range(self.config.layers) for name in names)
 
-    def compile_layers(self, *, dynamic: bool | None = False) -> None:
+    def compile_layers(self, *, dynamic: bool | None = False, fp8_attention: bool = False) -> None:
         """Have torch compile both halves of a layer, once for all; the first pass of each shape takes tens of seconds.
         ``dynamic``: as torch.compile's; None: a graph for any size from the second size on. What was compiled before is
         compiled anew, as after an exchange of matrices it must be. Whole layers in eight bits on a GPU need no compiler: they
-        have kernels of their own (:mod:`.fused`)."""
+        have kernels of their own (:mod:`.fused`), which round queries where ``fp8_attention`` says that they may."""
         whole = all(type(layer) is WanLayer for layer in self._layers)
         kernels = fused.operations_for(self._layers) if whole else None
-        for layer in self._layers:
+        behind: fused.FusedLayer | None = None
+        for layer in reversed(self._layers):
             if kernels is None:
                 layer.compile_parts(dynamic=dynamic)
             else:
-                layer.fuse_parts(kernels)
+                behind = layer.fuse_parts(fused.FusedLayer(layer, kernels, rounded_queries=fp8_attention), behind)
 
     @property
     def _layers(self) -> Sequence[WanLayer]:
