@@ -86,6 +86,43 @@ class Census:
         assert (fresh.bytes, fresh._holders) == (self.bytes, self._holders), "the bytes of states do not add up"
 
 
+class Holding:
+    """What one session holds in all its moments, told to a census. A change costs what has changed, not what is held: a state
+    may be fifty storages, and there may be as many moments."""
+
+    def __init__(self) -> None:
+        self.storages: dict[tuple[str, int], int] = {}
+        """Of all parts, each once."""
+        self._parts: dict[int, Storages] = {}
+        self._holders: dict[tuple[str, int], int] = {}
+
+    def update(self, parts: Iterable[Storages], census: Census) -> None:
+        """``parts``, one a moment, are all that is held now; the same objects as before where nothing changed."""
+        parts = {id(part): part for part in parts if part}
+        new = [part for number, part in parts.items() if number not in self._parts]
+        gone = [part for number, part in self._parts.items() if number not in parts]
+        self._parts = parts
+        first: dict[tuple[str, int], int] = {}
+        for part in new:
+            for key, size in part.items():
+                before = self._holders.get(key, 0)
+                self._holders[key] = before + 1
+                if not before:
+                    first[key] = size
+        last: dict[tuple[str, int], int] = {}
+        for part in gone:
+            for key, size in part.items():
+                left = self._holders[key] - 1
+                self._holders[key] = left
+                if not left:
+                    last[key] = size
+        self.storages.update(first)
+        for key in last:
+            del self._holders[key], self.storages[key]
+        census.add(first)
+        census.remove(last)
+
+
 def _walk(thing: Any, found: dict[tuple[str, int], int], seen: set[int]) -> None:
     kind = type(thing)
     if kind in _PLAIN or id(thing) in seen:

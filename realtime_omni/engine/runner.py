@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from realtime_omni.engine.accounting import Census, MemoryBytes, Storages, storages
+from realtime_omni.engine.accounting import Census, Holding, MemoryBytes, Storages, storages
 from realtime_omni.engine.batch import BatchRun
 from realtime_omni.engine.capture import Moment, check_parts, put_together, take_apart
 from realtime_omni.engine.consumer import Done, PlannedRow, Release
@@ -54,8 +54,8 @@ class _Resident:
     """What ``state`` keeps alive; measured once."""
     moments: dict[int, Moment] = field(default_factory=dict)
     """The boundaries that a rewind can go back to, by chunk index, rising; the present one is not among them."""
-    storages: Storages = field(default_factory=dict)
-    """Of the present state and of all moments, each once; what the census knows of this session."""
+    holding: Holding = field(default_factory=Holding)
+    """Of the present state and of all moments; what the census knows of this session."""
 
     def remember(self, chunk_index: int, moment: Moment, most: int) -> None:
         """A moment that was the present one, as the boundary before chunk ``chunk_index``; at most ``most`` stay."""
@@ -158,7 +158,7 @@ class ModelRunner:
     def fork(self, session_id: SessionId, name: SessionId) -> None:
         resident = self._residents[session_id]
         self.book.fork(session_id, name)
-        self._settle_in(name, replace(resident, moments=dict(resident.moments), storages={}))
+        self._settle_in(name, replace(resident, moments=dict(resident.moments), holding=Holding()))
 
     def rewind(self, session_id: SessionId, chunk_index: int) -> None:
         resident = self._residents[session_id]
@@ -244,7 +244,7 @@ class ModelRunner:
     def state_bytes(self, session_id: SessionId) -> int:
         """Of the present state and of those that a rewind can go back to; storage that they share is counted once."""
         resident = self._residents.get(session_id)
-        return 0 if resident is None else sum(resident.storages.values())
+        return 0 if resident is None else sum(resident.holding.storages.values())
 
     def memory(self) -> MemoryBytes:
         page_bytes, scratch = self.book.spec.page_bytes, self.book.spec.scratch_pages * self.book.spec.page_bytes
@@ -266,14 +266,9 @@ class ModelRunner:
 
     def count(self, resident: _Resident) -> None:
         """Tell the census what a session holds now."""
-        held = dict(resident.own)
-        for moment in resident.moments.values():
-            if moment.storages:
-                held.update(moment.storages)
-        if held != resident.storages:
-            self._census.remove(resident.storages)
-            self._census.add(held)
-            resident.storages = held
+        resident.holding.update(
+            (resident.own, *(moment.storages for moment in resident.moments.values())), self._census
+        )
 
     def _checked(self, held: Storages) -> Storages:
         size, limit = sum(held.values()), self.spec.kv.model_owned_bytes_per_session
@@ -289,8 +284,8 @@ class ModelRunner:
         assert set(self.book.sessions) == set(self._residents), "KV places and resident sessions differ"
         for session_id, resident in self._residents.items():
             held = storages((resident.state, [moment.state for moment in resident.moments.values()]))
-            assert held == resident.storages, f"the bytes of session {session_id!r} were not counted"
-        self._census.check([r.storages for r in self._residents.values()])
+            assert held == resident.holding.storages, f"the bytes of session {session_id!r} were not counted"
+        self._census.check([r.holding.storages for r in self._residents.values()])
 
     def close(self) -> None:
         """The end of the process's use: every session is dropped as well as it can be."""
@@ -331,5 +326,5 @@ class ModelRunner:
             self.faults("release", (session_id,))
         self.model.close(resident.state)
         del self._residents[session_id]
-        self._census.remove(resident.storages)
+        resident.holding.update((), self._census)
         self.book.end(session_id)

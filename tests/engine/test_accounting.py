@@ -16,7 +16,7 @@ from msgspec.structs import replace as changed
 from torch.profiler import ProfilerActivity, profile
 
 from realtime_omni.config import load
-from realtime_omni.engine.accounting import Census, storages
+from realtime_omni.engine.accounting import Census, Holding, storages
 from realtime_omni.errors import ErrorCode, OmniError, TickError
 from realtime_omni.models.base import SessionSetup, Step, StepBatch
 from realtime_omni.testing.inline import InlineEngine, small_config
@@ -138,6 +138,23 @@ def test_the_census_is_the_union_of_what_is_held(changes: list[tuple[int, set[in
         union = {key: size for each in held.values() for key, size in each.items()}
         assert census.bytes == sum(union.values())
         census.check(held.values())
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.sets(st.integers(0, 5)), max_size=4)), max_size=20))
+def test_a_holding_that_changes_part_by_part_is_the_union_of_its_parts(
+    changes: list[tuple[int, list[set[int]]]],
+) -> None:
+    """Sessions whose moments come and go; every second change keeps the parts there were and adds new ones."""
+    census, holdings = Census(), [Holding() for _ in range(3)]
+    parts: list[list[dict[tuple[str, int], int]]] = [[], [], []]
+    for number, (holder, sets) in enumerate(changes):
+        new = [{("cpu", key): 10 + key for key in keys} for keys in sets]
+        parts[holder] = [*parts[holder][1:], *new] if number % 2 else new
+        holdings[holder].update(parts[holder], census)
+        union = {key: size for each in parts[holder] for key, size in each.items()}
+        assert holdings[holder].storages == union
+        census.check([holding.storages for holding in holdings])
 
 
 class Grows(TinyRecurrentWorld):
