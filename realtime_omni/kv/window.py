@@ -199,7 +199,9 @@ class WindowTable:
     def ring(self) -> array[int]:
         """The first page of every frame that the current block sees and of its own, int32 by ``ring_place``. Made when it is
         first asked for and kept by ``reserve`` from then on, so that a tick costs a frame and not a window. Not to be changed,
-        and to be read before the block is settled."""
+        and to be read before the block is settled. Raises ValueError when the block writes earlier frames anew."""
+        if self._rewritten:
+            raise ValueError(f"{self.name}: a block that writes earlier frames anew may be longer than the window")
         if self._ring is None:
             self._ring = array("i", bytes(4 * (self.geometry.sink_frames + self.geometry.window_frames)))
             self._note((*self.visible(), *self._block))

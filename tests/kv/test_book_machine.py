@@ -179,6 +179,8 @@ class BookMachine(RuleBasedStateMachine):
             self.write(block, versions)
         for block in reservation.branches:
             assert self.holds(block, expected), f"history {block.history} is not {expected}"
+            if reservation.rewritten:
+                continue
             ring, place = block.table.ring(), block.table.geometry.ring_place
             seen = (*block.table.visible(), *block.table.block)
             assert [ring[place(frame.index)] for frame in seen] == [frame.pages[0] for frame in seen]

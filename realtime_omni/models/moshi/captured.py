@@ -3,10 +3,10 @@
 A few sizes of batches are captured, each stage by itself, over memory that stays where it is; rows that are filled up are
 nobody's. Keys and values over time are read on their pages (:mod:`realtime_omni.kv.attention.decode`).
 
-What the codec remembers of a call is a value as ever (:class:`.codec.CodecState`). :class:`CodecRows` holds a copy of the
-latest values in the layout that a graph reads, a row a value: a row whose next value follows from the one it holds is not loaded
-again. That is a cache and nothing more: a call that was rewound, forked, restored, or whose tick failed brings another
-value than the row holds, and is loaded. On the CPU the same memory is filled and the same work runs without a graph.
+What the codec remembers of a call is a value as ever (:class:`.codec.CodecState`). :class:`CodecRows` holds copies of the
+latest values in the layout that a graph reads: one that follows from what its row holds is not loaded again. That is a cache
+and nothing more: a call that was rewound, forked or restored, or whose tick failed, brings another value than the row holds,
+and is loaded. On the CPU the same memory is filled and the same work runs without a graph.
 """
 
 from __future__ import annotations
