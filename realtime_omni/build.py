@@ -19,7 +19,7 @@ from realtime_omni.engine.runner import ModelRunner
 from realtime_omni.errors import ConfigError, ErrorCode
 from realtime_omni.kv.capacity import CapacityPlan, KVSpec, plan_capacity
 from realtime_omni.kv.manager import KVBook
-from realtime_omni.models.base import RankedModel
+from realtime_omni.models.base import RankedModel, WarmedModel
 from realtime_omni.session.session import RequestIdFactory
 
 if TYPE_CHECKING:
@@ -143,6 +143,8 @@ def build_runner(config: Config, model: WorldModel) -> ModelRunner:
     backend = open_backend(device=config.device, keep_gathered=kv.keep_gathered, fp8=kv.fp8_attention)
     if ranks is not None:
         backend = ranks.allocate(plan, backend, keep_gathered=kv.keep_gathered, fp8=kv.fp8_attention)
+    if isinstance(model, WarmedModel):
+        model.warm_up(storage)
     return ModelRunner(model, book, storage, backend, synchronize=synchronize, ranks=ranks)
 
 

@@ -98,10 +98,10 @@ class Holding:
 
     def update(self, parts: Iterable[Storages], census: Census) -> None:
         """``parts``, one a moment, are all that is held now; the same objects as before where nothing changed."""
-        parts = {id(part): part for part in parts if part}
-        new = [part for number, part in parts.items() if number not in self._parts]
-        gone = [part for number, part in self._parts.items() if number not in parts]
-        self._parts = parts
+        held = {id(part): part for part in parts if part}
+        new = [part for number, part in held.items() if number not in self._parts]
+        gone = [part for number, part in self._parts.items() if number not in held]
+        self._parts = held
         first: dict[tuple[str, int], int] = {}
         for part in new:
             for key, size in part.items():

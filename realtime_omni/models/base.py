@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from realtime_omni.duplex.spec import DuplexSpec
     from realtime_omni.kv.attention.decode import DecodePlan
     from realtime_omni.kv.attention.plan import AttentionBackend
+    from realtime_omni.kv.storage import KVStorage
     from realtime_omni.models.policy import PolicySpec
     from realtime_omni.session.signals import Signal
 
@@ -389,6 +390,15 @@ class CachingModel(Protocol):
         ...
 
 
+@runtime_checkable
+class WarmedModel(Protocol):
+    """A model that has something to make ready once its pages are there, before the first session opens: CUDA graphs."""
+
+    def warm_up(self, storage: KVStorage) -> None:
+        """``storage``: the pools of every tick that will be. What is committed in them is nobody's yet, and stays as it is."""
+        ...
+
+
 class RewritingModel(WorldModel, Protocol):
     """A model with ``KVSpec.rewrite_frames``: a tick may write history anew, as when a prompt is to rule what is past, too.
 
@@ -419,5 +429,6 @@ __all__ = [
     "Step",
     "StepBatch",
     "StepRow",
+    "WarmedModel",
     "WorldModel",
 ]

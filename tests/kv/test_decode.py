@@ -46,7 +46,8 @@ class Room:
         active = tuple(range(len(sessions))) if active is None else active
         reference = SdpaBackend().plan([RowPlan.of(block.branches[0]) for block in blocks], self.storage)
         plan = DecodePlan([block.branches[0] for block in blocks], self.storage)
-        assert plan.rows(8, self.rows) is self.rows
+        assert plan.fits(self.rows, 8)
+        assert not plan.fits(self.rows, 9)
         plan.fill(self.rows, active, 8)
         scratch = list(range(self.book.pool.statistics().total, self.storage.pages))
         for layer in range(LAYERS):

@@ -29,22 +29,26 @@ class DecodeRows:
         spec = storage.spec
         if not decodable(spec):
             raise ValueError("only where a tick writes one token, and every layer sees the whole window")
-        self._storage = storage
-        places = spec.sink_frames + spec.window_frames
-        self.tables = torch.zeros(rows, places, dtype=torch.int32, device=storage.device)
-        self.lengths = torch.ones(rows, dtype=torch.int32, device=storage.device)
-        self.slots = torch.zeros(rows, dtype=torch.int64, device=storage.device)
+        self.storage = storage
+        places, device = spec.sink_frames + spec.window_frames, storage.device
+        self.spare = (storage.pages - 1) * storage.page_tokens
+        """Of the last page, which is scratch."""
+        self.tables = torch.full((rows, places), self.spare, dtype=torch.int32, device=device)
+        self.lengths = torch.ones(rows, dtype=torch.int32, device=device)
+        self.slots = torch.full((rows,), self.spare, dtype=torch.int64, device=device)
 
-    def over(self, storage: KVStorage, rows: int) -> bool:
-        """Whether this memory serves so many rows of these pools."""
-        return self._storage is storage and rows <= len(self.slots)
+    def clear(self) -> None:
+        """All rows are nobody's."""
+        self.tables.fill_(self.spare)
+        self.lengths.fill_(1)
+        self.slots.fill_(self.spare)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q, k, v [B, 1, heads, head_dim] of the first B rows, rotated: writes keys and values to the rows' own slots, then
         attends over all that the rows see, the new token included. Returns q's shape."""
         rows = len(q)
-        self._storage.write_slots(layer, self.slots[:rows], k[:, 0], v[:, 0])
-        keys, values = self._storage.flat_k[layer], self._storage.flat_v[layer]
+        self.storage.write_slots(layer, self.slots[:rows], k[:, 0], v[:, 0])
+        keys, values = self.storage.flat_k[layer], self.storage.flat_v[layer]
         return attention(q[:, 0], keys, values, self.tables[:rows], self.lengths[:rows])[:, None]
 
 
@@ -62,17 +66,20 @@ class DecodePlan:
         self._storage = storage
         self._written: set[int] = set()
 
-    def rows(self, most: int, before: DecodeRows | None) -> DecodeRows:
-        """Memory for passes over these pools, of up to ``most`` rows: what there was before, where that is it."""
-        return before if before is not None and before.over(self._storage, most) else DecodeRows(self._storage, most)
+    def rows(self, most: int) -> DecodeRows:
+        """Memory for passes over these pools, of up to ``most`` rows."""
+        return DecodeRows(self._storage, most)
+
+    def fits(self, memory: DecodeRows, most: int) -> bool:
+        """Whether this memory serves so many rows of these pools."""
+        return memory.storage is self._storage and most <= len(memory.slots)
 
     def fill(self, into: DecodeRows, rows: Sequence[int], padded: int) -> None:
         """Make the named rows the first ones of a pass over ``padded`` rows."""
         blocks = [self._blocks[row] for row in rows]
         size = self._storage.page_tokens  # of a page, a frame fills the first
-        spare = blocks[0].scratch[0].pages[0] * size
-        tables = np.full((padded, into.tables.shape[1]), spare, np.int32)
-        lengths, slots = np.ones(padded, np.int32), np.full(padded, spare, np.int64)
+        tables = np.full((padded, into.tables.shape[1]), into.spare, np.int32)
+        lengths, slots = np.ones(padded, np.int32), np.full(padded, into.spare, np.int64)
         for position, block in enumerate(blocks):
             (frame,) = block.frames
             np.multiply(block.table.ring(), size, out=tables[position])

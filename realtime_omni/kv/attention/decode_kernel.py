@@ -2,12 +2,11 @@
 
 ``_partial`` goes over a part of a row's places for one head, token by token through the row's table, with a running softmax
 (Milakov and Gimelshein 2018); ``_merge`` joins the parts, whose number fills the device when there are few rows (Dao et al.
-2023, "Flash-Decoding"). Everything between a load and the store is float32. Nothing depends on other rows.
+2023, "Flash-Decoding"). Everything between a load and the store is float32. Nothing depends on other rows. Triton reads
+the kernels' annotations, so they have none but its own.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
@@ -21,21 +20,21 @@ PROGRAMS = 4096
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _partial(
-    q: Any,
-    k: Any,
-    v: Any,
-    table: Any,
-    lengths: Any,
-    sums: Any,
-    tops: Any,
-    scale: Any,
-    places: Any,
-    part: Any,
+def _partial(  # type: ignore[no-untyped-def]
+    q,
+    k,
+    v,
+    table,
+    lengths,
+    sums,
+    tops,
+    scale,
+    places,
+    part,
     heads: tl.constexpr,
     dim: tl.constexpr,
     tile: tl.constexpr,
-) -> None:
+):
     head, number, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     channel = tl.arange(0, dim)
     query = tl.load(q + (row * heads + head) * dim + channel).to(tl.float32) * scale
@@ -67,7 +66,7 @@ def _partial(
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _merge(sums: Any, tops: Any, out: Any, parts: tl.constexpr, dim: tl.constexpr) -> None:
+def _merge(sums, tops, out, parts: tl.constexpr, dim: tl.constexpr):  # type: ignore[no-untyped-def]
     head = tl.program_id(0)
     channel, number = tl.arange(0, dim), tl.arange(0, parts)
     top = tl.load(tops + (head * parts + number) * 2)

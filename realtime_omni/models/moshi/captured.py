@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from realtime_omni.kv.attention.decode import DecodePlan, DecodeRows
+from realtime_omni.kv.storage import KVStorage
 from realtime_omni.models.base import StepBatch
 from realtime_omni.models.common.capture import Capture
 from realtime_omni.models.moshi.codec import CodecState, Direction
@@ -47,6 +49,14 @@ class CapturedStages(Stages):
         self._ears = CodecRows(mimi.encode, codec, mimi.encoder.carried, samples, codes, capture)
         self._mouth = CodecRows(mimi.decode, codec, mimi.decoder.carried, codes.clone(), samples.clone(), capture)
         self._thinker = Thinker(thinking, rows, mimi.count, capture, device)
+        self._sizes = sorted({*(size for size in SIZES if size < rows), rows})
+
+    def warm_up(self, storage: KVStorage) -> None:
+        """Capture every size, so that no call waits for one: some ten seconds for 64 rows."""
+        self._thinker.use(DecodeRows(storage, self._sizes[-1]))
+        for size in self._sizes:
+            for stage in (self._ears, self._thinker, self._mouth):
+                stage.graph(size)
 
     def listen(self, sound: Tensor, states: Sequence[CodecState]) -> tuple[Tensor, list[CodecState]]:
         return self._ears(sound, states)
@@ -94,36 +104,43 @@ class Thinker:
         chance: Tensor | None,
     ) -> tuple[list[Tensor], Tensor]:
         rows, size = len(active), fitting(len(active))
-        memory = plan.rows(len(self._steps), self._decoding)
-        if memory is not self._decoding:  # other pools than before
-            self._decoding = memory
-            self._graphs.clear()
-        graph = self._graphs.get(size)
-        plan.fill(memory, active, size)
-        self._steps[:size].zero_()  # of a row that nobody has; its page's key is as good as any
-        self._steps[:rows].copy_(torch.tensor(steps))
+        if self._decoding is None or not plan.fits(self._decoding, len(self._steps)):
+            self.use(plan.rows(len(self._steps)))
+        assert self._decoding is not None
+        graph = self.graph(size)  # before anything is filled in: the runs before a capture write
+        plan.fill(self._decoding, active, size)
+        self._steps[:size].copy_(torch.tensor([*steps, *[0] * (size - rows)]))  # at step 0 a ring is not read
         self._rings[:rows].copy_(torch.stack(list(rings)))
         self._user[:rows].copy_(user)
         self._silenced[:rows].copy_(torch.tensor(silenced))
         if self._chance is not None and chance is not None:
             self._chance[:rows].copy_(chance)
-        if graph is None:
-            graph = self._graphs[size] = self._captured(size, memory)
-            self._rings[:rows].copy_(torch.stack(list(rings)))  # the runs before a capture have written
         graph()
         plan.wrote(active)
         return owned(self._rings[:rows]), self._newest[:rows].clone()
 
-    def _captured(self, size: int, memory: DecodeRows) -> Callable[[], None]:
-        def work() -> None:
-            chance = None if self._chance is None else self._chance[:size]
-            rings, newest = self._thinking(
-                self._rings[:size], self._steps[:size], self._user[:size], self._silenced[:size], chance, memory.attend
-            )
-            self._rings[:size].copy_(rings)
-            self._newest[:size].copy_(newest)
+    def use(self, memory: DecodeRows) -> None:
+        """These pools from now on."""
+        self._decoding = memory
+        self._graphs.clear()
 
-        return self._capture(work)
+    def graph(self, size: int) -> Callable[[], None]:
+        """The step of so many rows, captured when it is first asked for."""
+        found = self._graphs.get(size)
+        if found is None:
+            assert self._decoding is not None
+            self._decoding.clear()
+            self._steps.zero_()
+            found = self._graphs[size] = self._capture(partial(self._work, size, self._decoding))
+        return found
+
+    def _work(self, size: int, memory: DecodeRows) -> None:
+        chance = None if self._chance is None else self._chance[:size]
+        rings, newest = self._thinking(
+            self._rings[:size], self._steps[:size], self._user[:size], self._silenced[:size], chance, memory.attend
+        )
+        self._rings[:size].copy_(rings)
+        self._newest[:size].copy_(newest)
 
 
 class CodecRows:
@@ -154,10 +171,7 @@ class CodecRows:
     def __call__(self, given: Tensor, states: Sequence[CodecState]) -> tuple[Tensor, list[CodecState]]:
         """One frame [B, ...] of every state; what it became, and the states after."""
         rows, count, size = self._placed(states), len(states), fitting(len(states))
-        graph = self._graphs.get(size)
-        if graph is None:
-            self._fill([], [], size)  # the runs before a capture change nobody's row
-            graph = self._graphs[size] = self._captured(size)
+        graph = self.graph(size)
         self._fill(rows, [state.frames for state in states], size)
         self._given[:count].copy_(given)
         for row in rows:
@@ -203,21 +217,24 @@ class CodecRows:
             positions = torch.arange(last - past.shape[2], last, device=past.device)
             self._past[row].index_copy_(2, positions % config.context, past)
 
-    def _captured(self, size: int) -> Callable[[], None]:
-        """A pass over ``size`` rows. A position stands at its number modulo ``context``; those of a frame are written behind
-        the pass, in the place of the oldest, which later frames cannot reach."""
-        config, per = self._config, self._config.per_frame
+    def graph(self, size: int) -> Callable[[], None]:
+        """A pass over so many rows, captured when it is first asked for."""
+        found = self._graphs.get(size)
+        if found is None:
+            self._fill([], [], size)  # the runs before a capture change nobody's row
+            found = self._graphs[size] = self._capture(partial(self._work, size))
+        return found
 
-        def work() -> None:
-            at, frames = self._at[:size], self._frames[:size]
-            newest = frames[:, None] * per - 1
-            places = newest - (newest - self._places) % config.context  # of what is there; negative: nothing yet
-            made, memory, new = self._direction(self._given[:size], self._memory[at], self._past[at], places, frames)
-            own = (newest + 1 + torch.arange(per, device=newest.device)) % config.context
-            self._past[at[:, None], :, :, own] = new.permute(0, 3, 1, 2, 4, 5)
-            self._memory[at] = memory
-            self._memory_after[:size].copy_(memory)
-            self._new[:size].copy_(new)
-            self._made[:size].copy_(made)
-
-        return self._capture(work)
+    def _work(self, size: int) -> None:
+        """A position stands at its number modulo ``context``; those of a frame are written behind the pass, in the place of the
+        oldest, which later frames cannot reach."""
+        config, per, at, frames = self._config, self._config.per_frame, self._at[:size], self._frames[:size]
+        newest = frames[:, None] * per - 1
+        places = newest - (newest - self._places) % config.context  # of what is there; negative: nothing yet
+        made, memory, new = self._direction(self._given[:size], self._memory[at], self._past[at], places, frames)
+        own = (newest + 1 + torch.arange(per, device=newest.device)) % config.context
+        self._past[at[:, None], :, :, own] = new.permute(0, 3, 1, 2, 4, 5)
+        self._memory[at] = memory
+        self._memory_after[:size].copy_(memory)
+        self._new[:size].copy_(new)
+        self._made[:size].copy_(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -88,7 +89,11 @@ def load(config: Config) -> Moshi:
 
 
 def _has_graphs(speed: str, device: str) -> bool:
-    return speed == "graphs" or (speed == "auto" and device.startswith("cuda"))
+    """Raises ConfigError where graphs are asked for on a GPU and torch has come without Triton."""
+    cuda, triton = device.startswith("cuda"), find_spec("triton") is not None
+    if speed == "graphs" and cuda and not triton:
+        raise ConfigError("graphs need Triton, which torch brings for CUDA on Linux", path="options.speed")
+    return speed == "graphs" or (speed == "auto" and cuda and triton)
 
 
 def lm_sizes(folder: Path, file: Path) -> LMConfig:

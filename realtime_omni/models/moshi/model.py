@@ -24,6 +24,7 @@ from torch import Tensor
 from realtime_omni.duplex.spec import DuplexSpec
 from realtime_omni.errors import ArgumentError, ConfigError
 from realtime_omni.kv.capacity import KVSpec
+from realtime_omni.kv.storage import KVStorage
 from realtime_omni.models.base import (
     Checkpoint,
     ModelSpec,
@@ -158,6 +159,9 @@ class Moshi(DuplexBase):
     @property
     def spec(self) -> ModelSpec:
         return self._spec
+
+    def warm_up(self, storage: KVStorage) -> None:
+        self._stages.warm_up(storage)
 
     def open(self, setup: SessionSetup) -> MoshiState:
         """Raises ArgumentError for a text that is too long, or that the model does not take."""

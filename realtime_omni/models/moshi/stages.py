@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from realtime_omni.kv.storage import KVStorage
 from realtime_omni.models.base import StepBatch
 from realtime_omni.models.moshi.codec import CodecState, run
 from realtime_omni.models.moshi.mimi import Mimi
@@ -63,6 +64,9 @@ class Stages:
 
     def __init__(self, thinking: Thinking, mimi: Mimi) -> None:
         self._thinking, self._mimi = thinking, mimi
+
+    def warm_up(self, storage: KVStorage) -> None:
+        """Make ready for ticks over these pools, before there is a call."""
 
     def listen(self, sound: Tensor, states: Sequence[CodecState]) -> tuple[Tensor, list[CodecState]]:
         """Sound [B, samples] to codes [B, N], both on the device, and the states after."""
