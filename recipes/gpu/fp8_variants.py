@@ -27,6 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from realtime_omni.float8 import E4M3, to_e4m3
+from realtime_omni.kv.attention import flash3 as flash3_kernels
 from realtime_omni.kv.attention.fp8 import Fp8Kernel, reference
 from realtime_omni.models.common.fp8 import Fp8Linear
 from realtime_omni.models.common.wan import fused
@@ -163,18 +164,18 @@ def plain(bench: Bench, backend: SDPBackend) -> Found:
 def eight(bench: Bench, library: str) -> Found:
     """Queries are rounded in it, as in a pass."""
     kernel, given = Fp8Kernel(bench.device, library), Heads(bench)
-    return given.told(bench, lambda: kernel(given.q, given.eight[1], given.eight[2], None))
+    found = given.told(bench, lambda: kernel(given.q, given.eight[1], given.eight[2], None))
+    cuts = getattr(getattr(kernel._on_gpu, "_attend", None), "_cuts", {})
+    return found | {"cut": list(cuts.values())}
 
 
 def flash3(bench: Bench, *, heads_first: bool, bf16: bool) -> Found:
-    from fa3_fwd_interface import flash_attn_func
-
-    given = Heads(bench)
+    attend, given = flash3_kernels.load(), Heads(bench)
     parts = [given.q, given.k, given.v] if bf16 else list(given.eight)
     if heads_first:
         parts = [part.contiguous() for part in parts]
     parts = [part.transpose(1, 2) for part in parts]
-    return given.told(bench, lambda: flash_attn_func(*parts).transpose(1, 2))
+    return given.told(bench, lambda: attend._run(*parts, None).transpose(1, 2))
 
 
 def rounded_by_hand(bench: Bench) -> Found:

@@ -118,14 +118,12 @@ def _library(device: torch.device, name: str) -> _Flash3 | _Cudnn:
 class _Flash3:
     """FlashAttention-3's forward kernel (package ``fa3-fwd``; Hopper). Its output is bfloat16, its probabilities at most 1."""
 
-    def __init__(self, attend: Any) -> None:
+    def __init__(self, attend: flash3.Flash3) -> None:
         self._attend = attend
 
     def run(self, q: Tensor, keys: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
         """See ``_Cudnn.run``."""
-        parts = [part.transpose(1, 2) for part in (q, keys, values)]
-        out: Tensor = self._attend(*parts, softmax_scale=q.shape[-1] ** -0.5)
-        return out.transpose(1, 2).to(dtype)
+        return self._attend(q.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)).transpose(1, 2).to(dtype)
 
 
 @dataclass(frozen=True, slots=True)
