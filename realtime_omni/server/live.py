@@ -95,11 +95,15 @@ class LiveHub:
         calls = self.voice.calls
         if stored is None:
             return await calls.open(session_id=session.id)
-        if stored.snapshot is not None:
-            return await calls.restore(stored.snapshot, session.id)
-        if stored.session is None or stored.session.call is None:
+        origin = stored.session
+        if origin is not None and origin.call is not None:
+            return await calls.fork(origin.call, session.id)
+        if origin is not None:  # it is just ending, as when a client comes back that has lost its connection
+            await origin.over()
+            stored = self.find_stored(origin.id)
+        if stored.snapshot is None:
             raise LiveError(LiveCode.SESSION_NOT_FOUND, "the session has ended")
-        return await calls.fork(stored.session.call, session.id)
+        return await calls.restore(stored.snapshot, session.id)
 
     # -- forks -----------------------------------------------------------------------------------------------------
 

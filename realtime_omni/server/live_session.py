@@ -195,6 +195,11 @@ class LiveSession:
     def _fatal(self, code: LiveCode, message: str, close: LiveClose) -> None:
         self._do(self.side.fatal(LiveError(code, message), close))
 
+    async def over(self) -> None:
+        """Until its call, whose end is under way, has ended, and what a fork wants is kept."""
+        if self._finishing is not None:
+            await asyncio.shield(self._finishing)
+
     def hang_up(self) -> None:
         """As if its client had closed it."""
         self._do(self.side.end("close_requested"))

@@ -281,6 +281,38 @@ async def test_a_fork_goes_on_where_the_stored_session_is(ended: bool) -> None:
         assert fork.of("session.output_transcript.delta")[0]["start_ms"] < 35 * 80, "a timeline of its own"
 
 
+async def test_who_comes_back_while_the_session_that_was_lost_still_ends_goes_on_where_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with voice_server() as server:
+        storing, coming, going_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        store, begin = server.live.store, server.live.open
+
+        async def stored(*what: Any) -> None:
+            storing.set()
+            await going_on.wait()
+            await store(*what)
+
+        async def opened(*what: Any) -> Any:
+            coming.set()
+            return await begin(*what)
+
+        client = await server.start(store=True)
+        await server.talk(client, speech(10))
+        await server.hush(client, 25)
+        monkeypatch.setattr(server.live, "store", stored)
+        monkeypatch.setattr(server.live, "open", opened)
+        client.drop()
+        await storing.wait()
+        starting = asyncio.create_task(server.start(server.live.find_stored(client.events[0]["session"]["id"])))
+        await coming.wait()
+        going_on.set()
+        again = await starting
+        await server.talk(again, speech(10))
+        await server.hush(again, 25)
+        assert again.transcript == "Please go on.", "the second line"
+
+
 async def test_what_was_not_stored_cannot_be_forked() -> None:
     async with voice_server() as server:
         client = await server.start()

@@ -64,6 +64,48 @@ async def test_openai_holds_a_conversation() -> None:
     }
 
 
+SCRIPT = 'options.lines=["I hear you.", "Please go on.", "call weather {\\"town\\": \\"Bonn\\"}", "And then?"]'
+
+
+def cut(said: str, after: str) -> None:
+    """The long line was interrupted, and what follows is ``after``."""
+    assert said.startswith("one two three")
+    assert "and so on" not in said.removesuffix(after)
+    assert said.endswith(after)
+
+
+async def test_openai_interrupts_calls_a_function_and_comes_back() -> None:
+    result = await talk("openai", "interrupt_openai.py", SCRIPT)
+    cut(result.pop("said"), "I hear you. Please go on. It is sunny.")
+    assert result == {
+        "after_barge_in": "I hear you.",
+        "second": "Please go on.",
+        "call": ["weather", {"town": "Bonn"}],
+        "answer": "It is sunny.",
+        "again": "And then?",
+        "closed": "close_requested",
+        "errors": [],
+    }
+
+
+async def test_livekit_interrupts_and_connects_anew() -> None:
+    result = await talk("openai", "interrupt_livekit.py")
+    cut(result["talk"].pop("greeted"), "")
+    assert result["talk"] == {"turns": ["I hear you.", "Please go on."], "errors": []}
+    assert result["recycled"] == {"reconnected": 1, "said": "I hear you.", "errors": []}
+
+
+async def test_pipecat_interrupts_and_begins_anew() -> None:
+    result = await talk("pipecat", "interrupt_pipecat.py")
+    turns = " I hear you. Please go on."
+    first, second = result["said"].split(turns)[:2]
+    cut(first + turns, turns)
+    cut(second + turns, turns)
+    assert result["said"] == first + turns + second + turns
+    assert len(result["heard"]) == 4
+    assert result["errors"] == []
+
+
 async def test_livekit_holds_a_conversation() -> None:
     result = await talk("openai", "talk_livekit.py")
     assert result["greeting"] == "I hear you."
@@ -95,14 +137,18 @@ def speak(text: str, folder: Path) -> Path:
     return sound
 
 
-async def test_openai_asks_the_embedded_voice(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("group", "script"),
+    [("openai", "ask_openai.py"), ("openai", "interrupt_livekit.py"), ("pipecat", "interrupt_pipecat.py")],
+    ids=["openai", "livekit", "pipecat"],
+)
+async def test_each_client_asks_the_embedded_voice(group: Group, script: str, tmp_path: Path) -> None:
     """Speech of another synthesiser; needs the voice's weights (realtime-omni fetch voice) and flite."""
-    need("openai")
+    need(group)
     if missing(cache_folder()) or shutil.which("flite") is None:
         pytest.skip("the voice's weights or flite are not installed")
     question = speak("What is the capital of France?", tmp_path)
     async with served(model="voice") as url:
-        script = str(SCRIPTS / "ask_openai.py")
-        result = await asyncio.to_thread(run, "openai", script, url, str(question), timeout_s=90)
-    assert "capital of France" in result["heard"]
+        result = await asyncio.to_thread(run, group, str(SCRIPTS / script), url, str(question), timeout_s=90)
+    assert "capital of France" in "".join(result["heard"])
     assert "Paris" in result["said"]

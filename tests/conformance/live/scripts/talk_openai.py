@@ -113,4 +113,5 @@ async def main(base_url: str) -> dict:
     return result
 
 
-print(json.dumps(asyncio.run(main(sys.argv[1]))))
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(main(sys.argv[1]))))

@@ -64,7 +64,8 @@ async def weather(params: FunctionCallParams) -> None:
     await params.result_callback("sunny")
 
 
-async def run(text: str, seconds: float, *sounds: bytes) -> dict[str, Any]:
+async def run(text: str, seconds: float, *sounds: bytes, again: bool = False) -> dict[str, Any]:
+    """``again``: then the conversation is begun anew, over a connection of its own, and the sounds come once more."""
     backend = OpenAILiveLLMService.ResponsesDelegation(OpenAIResponsesLLMService.Settings(model="backend"))
     llm = OpenAILiveLLMService(
         api_key="-",
@@ -86,8 +87,11 @@ async def run(text: str, seconds: float, *sounds: bytes) -> dict[str, Any]:
     try:
         await worker.queue_frame(LLMContextFrame(LLMContext(messages, tools)))
         rest = silence(int(seconds * 1000))
-        async for packet in in_real_time(b"".join([rest, *(sound + rest for sound in sounds)])):
-            await worker.queue_frame(InputAudioRawFrame(audio=packet, sample_rate=RATE, num_channels=1))
+        for number in range(1 + again):
+            if number:
+                await llm.reset_conversation()
+            async for packet in in_real_time(b"".join([rest, *(sound + rest for sound in sounds)])):
+                await worker.queue_frame(InputAudioRawFrame(audio=packet, sample_rate=RATE, num_channels=1))
     finally:
         await worker.queue_frame(EndFrame())
         await asyncio.wait([running], timeout=12)
@@ -107,4 +111,5 @@ async def main() -> None:
     print(json.dumps({"talk": talk, "tool": tool, "called": CALLED}))
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())
