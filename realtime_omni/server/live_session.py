@@ -1,6 +1,6 @@
 """One session of the Live protocol: its call, its primary connection and its sidebands. Event ↔ call, nothing else.
 
-Owns the call, the sound between the wire and the model, the fixture, and the texts that wait for their tick. The rules of the
+Owns the call's life, its connections, and what a client does to it; what the call tells is ``live_telling``'s. The rules of the
 wire are in ``realtime_omni_protocols.live``; what is said and heard is the call's.
 """
 
@@ -11,28 +11,19 @@ import contextlib
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
-import numpy as np
-import soxr  # type: ignore[import-untyped]
-from numpy.typing import NDArray
-
-from realtime_omni.duplex.intake import IntakeStatistics
-from realtime_omni.duplex.journal import Lost
-from realtime_omni.duplex.outputs import Ended, InputReport, Interrupted, Output, Tick
 from realtime_omni.errors import ArgumentError, CapacityError, OmniError
 from realtime_omni.server.codes import describe_error
 from realtime_omni.server.incoming import Incoming
-from realtime_omni.server.live_words import Captions
+from realtime_omni.server.live_telling import Telling
 from realtime_omni.server.outbox import ConnectionEnded
 from realtime_omni.server.outgoing import Outgoing, PromptTransport
-from realtime_omni.server.sound import PCM_24K, Landing, SoundDecoder, SoundEncoder, SoundFormat
+from realtime_omni.server.sound import PCM_24K, SoundDecoder, SoundEncoder, SoundFormat
 from realtime_omni.server.transport import TransportLost
 from realtime_omni.session.frame import AddText, Configure, Directive, Respond, Role, Say, Tool, ToolResult
-from realtime_omni.session.signals import ContextUse, InputTranscript, OutputText, ToolCall
 from realtime_omni_protocols.live import (
     PRIMARY,
     Append,
@@ -66,11 +57,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _ENCODINGS = {"audio/pcm": "pcm16", "audio/pcmu": "pcmu", "audio/pcma": "pcma"}
 _ROLES: dict[str, Role] = {"developer": "system", "user": "user", "assistant": "assistant"}
-USAGE_EVERY_S = 10
-SAY_AGAIN_MS = 5_000.0
-"""A trouble with the input that lasts is said again after so long."""
-MOST_FILLED = 25
-"""Ticks whose sound was not kept and is replaced by silence, so that the client's timeline goes on: two seconds of 80 ms."""
 LAST_WORD_S = 5.0
 OUR_MODEL_NAMES = "gpt-live"
 """Clients that name OpenAI's models mean the model that is here."""
@@ -92,26 +78,10 @@ class LiveSession:
         self._group: asyncio.TaskGroup | None = None
         self._started, self._ending = asyncio.Event(), asyncio.Event()
         self._finishing: asyncio.Task[None] | None = None
-        self._rate = self._voice.spec.output_rate_hz
         self._decoder: SoundDecoder | None = None
-        self._encoder: SoundEncoder | None = None
-        self._landing = Landing(self._rate)
         self._reflect_in: SoundDecoder | None = None
-        self._reflect_out: SoundEncoder | None = None
-        self._fixture: NDArray[np.float32] | None = None
-        self._heard_words, self._said_words = Captions(), Captions()
-        self._waiting: deque[tuple[Directive, int]] = deque()
-        self._origin_ms = 0.0
-        self._expected = 0
-        self._usage_s = 0
-        self._context: float | None = None
-        self._overrun = self._behind = self._asked = 0
-        self._said_at_ms: dict[str, float] = {}
-        self._telling: Call | None = None
-        """The call whose outputs are told, ``_cursor`` behind the last."""
-        self._cursor = 0
-        self._late = asyncio.Event()
-        self._fault: Exception | None = None
+        self._asked = 0
+        self._telling = Telling(self.side, hub.voice, self._out, self._do)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -123,7 +93,7 @@ class LiveSession:
             async with asyncio.TaskGroup() as self._group:
                 self._group.create_task(self._follow(writer))
                 self._group.create_task(incoming.run())
-                self._group.create_task(self._tell_late())
+                self._group.create_task(self._telling.tell_late())
                 self._group.create_task(self._watch_start())
                 self._group.create_task(self._finish_in_time())
                 self._group.create_task(self._stop_with_server())
@@ -133,7 +103,7 @@ class LiveSession:
             fault = describe_error(faults, session=self.id)
             self._fatal(LiveCode.SERVER_ERROR, fault.message, LiveClose.SERVER_ERROR)
         finally:
-            self._telling = None
+            self._telling.stop()
             try:
                 await self._leave(writer)
             finally:
@@ -183,10 +153,11 @@ class LiveSession:
     async def _end_call(self) -> None:
         """Keep what a fork wants, release the call, and say that it is over."""
         call, self.call = self.call, None
+        self._telling.call = None
         if call is not None:
             if self.side.config is not None and self.side.config.store:
                 await self._hub.store(self.id, self.side.config, call)
-            seconds = int((call.now_ms - self._origin_ms) / 1000)
+            seconds = self._telling.seconds(call.now_ms)
             await self._voice.release(call)
             if self.side.state is LiveState.CLOSING:
                 self._do(self.side.closed(seconds))
@@ -264,10 +235,9 @@ class LiveSession:
             self._do(self.side.refuse_start(_refusal(error, self.id)))
             return
         self.call = call
-        self._origin_ms, self._expected = call.now_ms, round(call.now_ms / call.spec.frame_ms)
         form = _sound_format(config.format)
         self._decoder = SoundDecoder(form, call.spec.input_rate_hz)
-        self._encoder = SoundEncoder(self._rate, form)
+        self._telling.begin(call, form)
         ignored = self._prepare(call, config, voice)
         expires_at = int(time.time() + self._voice.max_session_s)
         self._hub.add(self)
@@ -280,9 +250,7 @@ class LiveSession:
             self._do(
                 self.side.inform("input_ignored", f"this model takes no text: {', '.join(ignored)} without effect")
             )
-        self._telling = call
-        call.listen(self._tell)
-        self._tell()
+        self._telling.listen(call)
 
     def _choose(self, config: SessionConfig) -> str | None:
         """The voice to ask the model for. Raises LiveError for a model or voice that is not here."""
@@ -319,16 +287,7 @@ class LiveSession:
         self.call.mute(not command.heard)
         with contextlib.suppress(OmniError):  # it has ended: the next output says so
             self.call.append(self._decoder.feed(command.audio))
-        self._tell_dropped(self.call.duplex.intake.statistics)
-
-    def _tell_dropped(self, taken: IntakeStatistics) -> None:
-        """Whose fault it is that sound was dropped: the client sends too fast, or this server is late."""
-        if taken.overrun > self._overrun and self._may_say("overrun"):
-            self._overrun = taken.overrun
-            self._do(self.side.complain(LiveError(LiveCode.INPUT_OVERRUN, "audio comes faster than real time")))
-        if taken.behind > self._behind and self._may_say("behind"):
-            self._behind = taken.behind
-            self._do(self.side.inform("input_audio_dropped", "the server is late; the oldest audio was dropped"))
+        self._telling.tell_dropped(self.call.duplex.intake.statistics)
 
     def _inject(self, command: Inject) -> None:
         assert self.call is not None
@@ -338,7 +297,7 @@ class LiveSession:
         except OmniError as error:
             self._do(self.side.refuse_injection(command.ticket, _refusal(error, self.id)))
             return
-        self._waiting.append((directives[0], command.ticket))
+        self._telling.acknowledge(directives[0], command.ticket)
 
     def _directives(self, command: Inject) -> list[Directive]:
         """What the model is told: the text, and for what is to be said that it may speak now."""
@@ -366,151 +325,10 @@ class LiveSession:
 
     def _play(self, audio: bytes) -> None:
         assert self.call is not None
-        samples = SoundDecoder(PCM_24K, PCM_24K.rate_hz).feed(audio)
-        self._fixture = (
-            samples if self._rate == PCM_24K.rate_hz else soxr.resample(samples, PCM_24K.rate_hz, self._rate)
-        )
+        self._telling.play(audio)
         self.call.mute(True)
         with contextlib.suppress(OmniError):
             self.call.interrupt()
-
-    # -- what the call tells ---------------------------------------------------------------------------------------
-
-    def _tell(self) -> None:
-        """What the call has told, as far as there is room for it."""
-        try:
-            while self._telling is not None and self._fault is None:
-                if not self._out.has_room:
-                    self._late.set()
-                    return
-                found = self._telling.duplex.read(self._cursor, 1)
-                if not found:
-                    return
-                ((self._cursor, output),) = found
-                self._on_output(output)
-                if isinstance(output, Ended):
-                    self._telling = None
-        except Exception as fault:  # whoever calls this is no task of ours
-            self._fault = fault
-            self._late.set()
-
-    async def _tell_late(self) -> None:
-        """Go on when there is room again. Raises what went wrong outside any task."""
-        while True:
-            await self._late.wait()
-            self._late.clear()
-            if self._fault is not None:
-                raise self._fault
-            await self._out.room()
-            self._tell()
-
-    def _on_output(self, output: Output | Lost) -> None:
-        match output:
-            case Tick():
-                self._on_tick(output)
-            case Interrupted():
-                pass  # what was sent is played already; from here on there is silence
-            case InputReport(kind="silent_microphone"):
-                self._do(self.side.inform("silent_microphone", "nothing but digital silence comes from the microphone"))
-            case InputReport(measured_hz=measured):
-                rate = 0 if measured is None else round(measured)
-                self._do(self.side.inform("wrong_rate", f"about {rate} samples come in a second"))
-            case Lost():
-                self._do(self.side.inform("output_lost", "what was not read in time is not kept"))
-            case Ended(reason=reason):
-                self._on_end(reason)
-            case _:
-                assert_never(output)
-
-    def _on_end(self, reason: str) -> None:
-        """The call ended by itself; where we ended it the machine knows."""
-        if reason == "operator":
-            self._do(self.side.end("close_requested"))
-        elif self.side.state is LiveState.ACTIVE:
-            self._fatal(LiveCode.SERVER_ERROR, "the session failed; the server's log says why", LiveClose.SERVER_ERROR)
-
-    def _on_tick(self, tick: Tick) -> None:
-        start, end = self._ms(tick.start_ms), self._ms(tick.end_ms)
-        self._acknowledge(tick.directives, start, end)
-        if self._fixture is None:
-            self._show(tick)
-        frame = tick.audio if tick.audio.size else np.zeros(self._voice.spec.output_samples, np.float32)
-        missing = tick.number - self._expected
-        for number in range(max(0, missing - MOST_FILLED), missing):
-            self._sound(np.zeros_like(frame), self._expected + number)
-        self._expected = tick.number + 1
-        self._sound(frame if self._fixture is None else self._next_of_fixture(len(frame)), tick.number)
-        if self._fixture is not None and not self._fixture.size:
-            self._fixture = None
-            self._do(self.side.fixture_played())
-            if self.call is not None:
-                self.call.mute(self.side.muted)
-        if tick.source == "concealed" and self._may_say("gap"):
-            self._do(self.side.inform("input_audio_gap", "audio came late; silence took its place"))
-        self._count(end)
-
-    def _acknowledge(self, directives: tuple[Directive, ...], start: int, end: int) -> None:
-        while self._waiting and any(one is self._waiting[0][0] for one in directives):
-            _, ticket = self._waiting.popleft()
-            self._do(self.side.injected(ticket, start, end))
-
-    def _show(self, tick: Tick) -> None:
-        for signal in tick.signals:
-            match signal:
-                case InputTranscript():
-                    if text := self._heard_words.input(signal):
-                        span = self._ms(signal.start_ms), self._ms(signal.end_ms)
-                        self._do(self.side.input_transcript(text, *span))
-                case OutputText():
-                    if text := self._said_words.output(signal):
-                        span = self._ms(signal.start_ms), self._ms(signal.end_ms)
-                        self._do(self.side.output_transcript(text, *span))
-                case ToolCall():
-                    at = self._ms(tick.start_ms)
-                    self._do(self.side.called(signal.call_id, signal.name, signal.arguments, at))
-                case ContextUse():
-                    self._context = signal.ratio
-                case _:
-                    pass
-
-    def _sound(self, samples: NDArray[np.float32], number: int) -> None:
-        """One frame, at the place of tick ``number``."""
-        assert self._encoder is not None
-        samples = self._landing.smooth(samples)
-        reflected = None
-        if self.side.sidebands:
-            if self._reflect_out is None:
-                self._reflect_out = SoundEncoder(self._rate, PCM_24K)
-            reflected = self._reflect_out.feed(samples) or None
-        frame_ms = self._voice.spec.frame_ms
-        start, end = self._ms(number * frame_ms), self._ms((number + 1) * frame_ms)
-        encoded = self._encoder.feed(samples)
-        if encoded:  # a resampler may hold the first one back
-            self._do(self.side.output_audio(encoded, start, end, reflected))
-
-    def _next_of_fixture(self, count: int) -> NDArray[np.float32]:
-        assert self._fixture is not None
-        frame, self._fixture = self._fixture[:count], self._fixture[count:]
-        return np.pad(frame, (0, count - frame.size))
-
-    def _count(self, now_ms: int) -> None:
-        seconds = now_ms // 1000
-        if seconds >= self._usage_s + USAGE_EVERY_S:
-            self._usage_s = seconds
-            self._do(self.side.usage(seconds, self._context))
-
-    def _ms(self, at_ms: float) -> int:
-        """A moment of the call on the session's timeline, which begins with it."""
-        return max(0, round(at_ms - self._origin_ms))
-
-    def _may_say(self, trouble: str) -> bool:
-        if self.call is None:  # its last ticks are still told
-            return False
-        now, before = self.call.now_ms, self._said_at_ms.get(trouble)
-        if before is not None and now - before < SAY_AGAIN_MS:
-            return False
-        self._said_at_ms[trouble] = now
-        return True
 
 
 def _configure(tools: tuple[FunctionTool, ...] | None, choice: str | None) -> Configure:

@@ -16,7 +16,7 @@ from livekit.plugins import openai
 from sound import RATE, in_real_time, silence, tone
 
 os.environ.setdefault("OPENAI_API_KEY", "-")
-COUNT = "say one two three four five six seven eight nine ten " + "and so on " * 5
+COUNT = "say one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen and so on"
 
 
 class Talk:

@@ -11,7 +11,7 @@ from pathlib import Path
 from loguru import logger
 from talk_pipecat import run, tone
 
-COUNT = "say one two three four five six seven eight nine ten " + "and so on " * 5
+COUNT = "say one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen and so on"
 
 
 async def main(*questions: bytes) -> None:
@@ -20,7 +20,7 @@ async def main(*questions: bytes) -> None:
     if questions:
         print(json.dumps(await run("Hello.", 7.0, *questions)))
         return
-    print(json.dumps(await run(COUNT, 1.8, tone(1000), tone(1000), again=True)))
+    print(json.dumps(await run(COUNT, 2.4, tone(1000), tone(1000), again=True)))
 
 
 asyncio.run(main(*(Path(file).read_bytes() for file in sys.argv[2:])))
