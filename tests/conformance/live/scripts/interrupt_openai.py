@@ -18,12 +18,17 @@ WEATHER = {
 COUNT = "say one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen and so on"
 
 
-async def turn(talk: Talk) -> str:
-    """What is said after a second of sound."""
-    before = len(talk.transcript)
+async def silent_until(talk: Talk, done) -> None:
+    for _ in range(100):
+        if done():
+            return
+        await talk.send(SILENCE, 1)
+    raise TimeoutError(talk.transcript)
+
+
+async def turn(talk: Talk, answer: str) -> None:
     await talk.send(TONE, 10)
-    await talk.send(SILENCE, 18)
-    return talk.transcript[before:].strip()
+    await silent_until(talk, lambda: talk.transcript.endswith(answer))
 
 
 async def main(base_url: str) -> dict:
@@ -39,17 +44,22 @@ async def main(base_url: str) -> dict:
         await talk.send(SILENCE, 3)
         await connection.session.commentary.append(content="Greet them.", delegation_id=None)
         await talk.send(SILENCE, 12)
-        result["after_barge_in"] = await turn(talk)
-        result["second"] = await turn(talk)
-        await turn(talk)
-        (call,) = [e.event["item"] for e in talk.of("response.event") if e.event["type"] == "response.output_item.done"]
+        await turn(talk, "I hear you.")
+        await turn(talk, "Please go on.")
+        await talk.send(TONE, 10)
+
+        def calls() -> list:
+            return [
+                e.event["item"] for e in talk.of("response.event") if e.event["type"] == "response.output_item.done"
+            ]
+
+        await silent_until(talk, calls)
+        (call,) = calls()
         result["call"] = [call["name"], json.loads(call["arguments"])]
-        before = len(talk.transcript)
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": "It is sunny."}
         await connection.response.item.create(item=output)
         await connection.response.create()
-        await talk.send(SILENCE, 20)
-        result["answer"] = talk.transcript[before:].strip()
+        await silent_until(talk, lambda: talk.transcript.endswith("sunny."))
         result["said"] = talk.transcript
         result["errors"] = [event.error.code for event in talk.of("error")]
     talk.reader.cancel()  # the connection is gone, and nobody has said session.close
@@ -58,7 +68,8 @@ async def main(base_url: str) -> dict:
         fork = Talk(again)
         await again.session.start(session={})
         await fork.wait("session.started")
-        result["again"] = await turn(fork)
+        await turn(fork, "And then?")
+        result["again"] = fork.transcript
         await again.session.close()
         result["closed"] = (await fork.wait("session.closed")).reason
         result["errors"] += [event.error.code for event in fork.of("error")]
