@@ -95,9 +95,14 @@ class Flash3:
     def _faster(self, q: Tensor, keys: Tensor, values: Tensor) -> Cut | None:
         processors = torch.cuda.get_device_properties(q.device).multi_processor_count
         cut = cut_of(q.shape[0], q.shape[1], q.shape[2], processors)
-        if cut is None or self._ms(q, keys, values, cut) >= self._ms(q, keys, values, None):
+        if cut is None:
             return None
-        return cut
+        try:
+            faster = self._ms(q, keys, values, cut) < self._ms(q, keys, values, None)
+        except RuntimeError:
+            log.exception("attention cannot be cut and is one call shape=%s", tuple(q.shape))
+            return None
+        return cut if faster else None
 
     def _ms(self, q: Tensor, keys: Tensor, values: Tensor, cut: Cut | None) -> float:
         taken = []
