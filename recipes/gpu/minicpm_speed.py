@@ -4,7 +4,8 @@
     PYTHONPATH=.:protocols:clients/python python recipes/gpu/minicpm_speed.py --device cpu --scale tiny    (its own test)
 
 One JSON line for each number of calls. Every call speaks in every second and uses all its words, which random weights do: the
-most that a tick can cost. The vocoder hums, so the published one's time comes on top; histories are as long as the run.
+most that a tick can cost. There the vocoder hums; what a second of sound of so many calls takes its own vocoder, ten steps of
+the flow behind a voice's sample of five seconds, is in the lines with the part ``vocoder``. Histories are as long as the run.
 """
 
 from __future__ import annotations
@@ -23,10 +24,16 @@ from realtime_omni.config import Config, EngineSection, KVSection, SessionSectio
 from realtime_omni.models.minicpmo.config import Config45, DecoderConfig, EarConfig
 from realtime_omni.models.minicpmo.ears import Ears
 from realtime_omni.models.minicpmo.model import MiniCPMO
+from realtime_omni.models.minicpmo.mouth import LOOKAHEAD, Job
 from realtime_omni.models.minicpmo.network import Language
 from realtime_omni.models.minicpmo.settings import Settings
-from realtime_omni.models.minicpmo.talker import Talker
+from realtime_omni.models.minicpmo.talker import CODES, Talker
 from realtime_omni.models.minicpmo.vocabulary import Marks
+from realtime_omni.models.minicpmo.vocoder.encoder import EncoderSizes
+from realtime_omni.models.minicpmo.vocoder.estimator import EstimatorSizes
+from realtime_omni.models.minicpmo.vocoder.flow import Flow, FlowSizes
+from realtime_omni.models.minicpmo.vocoder.hift import HiFT, HiFTSizes
+from realtime_omni.models.minicpmo.vocoder.token2wav import STEPS, Sample, Token2Wav
 from realtime_omni.testing.inline import InlineEngine
 from realtime_omni.testing.observing import observer
 from realtime_omni.testing.vocoder import Hum
@@ -51,6 +58,15 @@ SCALES = {
         280,
     ),
 }
+VOCODERS = {
+    "real": (FlowSizes(), HiFTSizes()),
+    "tiny": (FlowSizes(40, 12, EncoderSizes(16, 2, 24, 1, 1), EstimatorSizes(16, 1, 2, 8, 32, 8)), HiFTSizes(8, 16, 8)),
+}
+SAMPLE_CODES = 125
+"""Five seconds of a voice."""
+SPOKEN = 8
+"""Seconds of a turn: the first four are not timed."""
+VOICES = (1, 8, 16)
 CALLS = (1, 4, 8, 16, 32)
 SECONDS, MEASURED = 14, 8
 MARKS = Marks(
@@ -119,6 +135,54 @@ def measure(model: MiniCPMO, calls: int, device: str, dtype: str) -> dict[str, o
     return {"tick_ms": {"p50": round(statistics.median(last), 1), "max": round(max(last), 1)}, "tokens_a_call": tokens}
 
 
+def vocoder(scale: str, device: str, dtype: torch.dtype) -> Token2Wav:
+    flow_sizes, hift_sizes = VOCODERS[scale]
+    with torch.device("meta"):
+        flow, hift = Flow(flow_sizes, STEPS), HiFT(hift_sizes)
+    drawn(flow, device, dtype)
+    drawn(hift, device, torch.float32)
+    mels = flow_sizes.estimator.mels
+    sample = Sample(
+        torch.arange(SAMPLE_CODES) % flow_sizes.codes,
+        torch.randn(2 * SAMPLE_CODES, mels),
+        torch.randn(flow_sizes.speaker),
+    )
+    return Token2Wav(flow, hift, {"one": sample}, device, "random")
+
+
+def measure_vocoder(made: Token2Wav, calls: int, device: str) -> dict[str, object]:
+    codes = tuple(number % made.flow.sizes.codes for number in range(CODES + LOOKAHEAD))
+    voices = [made.begin(None)] * calls
+    took: list[float] = []
+    for _ in range(SPOKEN):
+        began = time.perf_counter()
+        sounds = made.sound([Job(voice, codes, False) for voice in voices])
+        heard = [sound.cpu() for sound, _ in sounds]
+        took.append((time.perf_counter() - began) * 1000)
+        voices = [voice for _, voice in sounds]
+    if not all(bool(sound.isfinite().all()) for sound in heard):
+        raise ArithmeticError("the sound is not finite")
+    last = took[SPOKEN // 2 :]
+    out: dict[str, object] = {"second_ms": {"p50": round(statistics.median(last), 1), "max": round(max(last), 1)}}
+    out["memory_mib_a_call"] = round(made.voice_bytes / 2**20)
+    if device.startswith("cuda"):
+        out["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+    return out
+
+
+def vocoder_lines(scale: str, device: str) -> None:
+    for dtype in ("float32", "bfloat16") if scale == "real" else ("float32",):
+        made: Token2Wav | None = None
+        for calls in VOICES if scale == "real" else VOICES[:2]:
+            line: dict[str, object] = {"part": "vocoder", "calls": calls, "device": device, "flow_dtype": dtype}
+            try:
+                made = made or vocoder(scale, device, getattr(torch, dtype))
+                line |= measure_vocoder(made, calls, device)
+            except Exception as error:  # the next part runs
+                line["failed"] = f"{type(error).__name__}: {error}"[:300]
+            print(json.dumps(line), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
@@ -129,6 +193,7 @@ def main() -> None:
     began = time.perf_counter()
     dtype = args.dtype or ("bfloat16" if args.device.startswith("cuda") else "float32")
     torch.manual_seed(0)
+    vocoder_lines(args.scale, args.device)
     model = build(SCALES[args.scale], args.device, getattr(torch, dtype))
     for calls in CALLS if args.scale == "real" else CALLS[:2]:
         if time.perf_counter() - began > args.limit_s * 0.7:

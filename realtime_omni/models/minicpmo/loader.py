@@ -1,8 +1,10 @@
-"""From a recipe to a loaded MiniCPM-o: which files of a checkpoint folder are which, and the vocoder that a recipe names."""
+"""From a recipe to a loaded MiniCPM-o: which files of a checkpoint folder are which, and its vocoder or the one that a recipe
+names."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +14,7 @@ import msgspec
 import torch
 from msgspec import Meta
 
-from realtime_omni.errors import ConfigError, ErrorCode, OmniError
+from realtime_omni.errors import ArgumentError, ConfigError, ErrorCode, OmniError
 from realtime_omni.models.common.packing import fingerprint_of_files
 from realtime_omni.models.minicpmo.config import Config45, read_config
 from realtime_omni.models.minicpmo.ears import Ears
@@ -25,6 +27,7 @@ from realtime_omni.models.minicpmo.sizes import unit_tokens
 from realtime_omni.models.minicpmo.state import MOST_UNITS
 from realtime_omni.models.minicpmo.talker import Talker
 from realtime_omni.models.minicpmo.vocabulary import TokenizerFile
+from realtime_omni.models.minicpmo.vocoder import token2wav
 from realtime_omni.models.minicpmo.voices import read_voices, tokens_of
 from realtime_omni.models.minicpmo.weights import Checkpoint, load_networks
 
@@ -41,12 +44,13 @@ class MiniCPMOOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``checkpoint``: a folder as OpenBMB publishes it. ``vocoder``: ``package.module:factory`` of what makes sound of codes,
     called with the folder, the device and ``vocoder_options``; see :class:`~realtime_omni.models.minicpmo.mouth.Vocoder`.
+    Without one, the checkpoint's own, converted: :func:`~realtime_omni.models.minicpmo.vocoder.token2wav.open_folder`.
     ``voices``: a folder in the checkpoint with ``NAME.wav``. ``unit_words``: tokens that the model writes in a second.
     ``prompt_tokens``: room of a call's prompt. The others: see :mod:`.sampling`; temperature 0: the likeliest.
     """
 
     checkpoint: str
-    vocoder: str
+    vocoder: str = ""
     vocoder_options: dict[str, Any] = {}
     voices: str = "voices"
     unit_words: Annotated[int, Meta(ge=3, le=200)] = 20
@@ -70,7 +74,7 @@ def load(config: Config) -> MiniCPMO:
     settings = settings_of(options, config)
     check_window(config, sizes, settings)
     words = TokenizerFile(folder)
-    vocoder = open_vocoder(options, folder, config.device)
+    vocoder = open_vocoder(options, folder, config.device, sizes.audio_tokens - 1)
     with torch.device("meta"):
         language = Language(sizes.language, sizes.vocab_size)
         ears = Ears(sizes.ears, sizes.language.hidden_size)
@@ -81,6 +85,7 @@ def load(config: Config) -> MiniCPMO:
     dtype = getattr(torch, config.dtype)
     load_networks(checkpoint, language, ears, talker, dtype=dtype, device=config.device)
     sounds = read_voices(folder / options.voices)
+    check_voices(vocoder, sounds)
     used = [*checkpoint.files, folder / "tokenizer.json", *sorted((folder / options.voices).glob("*.wav"))]
     decides = replace(settings, rewind_units=0)  # how far a call may go back decides nothing of how it goes on
     parts = (repr((sizes, decides, config.dtype)), vocoder.fingerprint)
@@ -135,10 +140,21 @@ def check_window(config: Config, sizes: Config45, settings: Settings) -> None:
         )
 
 
-def open_vocoder(options: MiniCPMOOptions, folder: Path, device: str) -> Vocoder:
-    """Raises ConfigError: there is none of that name, or it refuses."""
+def check_voices(vocoder: Vocoder, names: Iterable[str]) -> None:
+    """Raises ConfigError for a voice that the model hears and the vocoder does not speak in."""
+    try:
+        for name in names:
+            vocoder.begin(name)
+    except ArgumentError as error:
+        raise ConfigError(f"{error}", path="options.voices") from None
+
+
+def open_vocoder(options: MiniCPMOOptions, folder: Path, device: str, codes: int) -> Vocoder:
+    """Of so many codes. Raises ConfigError: there is none of that name, or it refuses."""
     module, _, name = options.vocoder.partition(":")
     path = "options.vocoder"
+    if not module:
+        return _own_vocoder(options, folder, device, codes)
     if not name:
         raise ConfigError("options.vocoder must be package.module:factory; see recipes/minicpm-o.md", path=path)
     try:
@@ -151,6 +167,19 @@ def open_vocoder(options: MiniCPMOOptions, folder: Path, device: str) -> Vocoder
         raise
     except Exception as error:
         raise ConfigError(f"the vocoder could not be loaded: {error}", path=path) from error
+
+
+def _own_vocoder(options: MiniCPMOOptions, folder: Path, device: str, codes: int) -> Vocoder:
+    try:
+        wanted = msgspec.convert(options.vocoder_options, token2wav.Token2WavOptions)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{error}", path="options.vocoder_options") from None
+    own = token2wav.open_folder(folder, device, wanted)
+    if own.flow.sizes.codes < codes:
+        raise ConfigError(
+            f"the talker has {codes} codes, the vocoder {own.flow.sizes.codes}", path="options.checkpoint"
+        )
+    return own
 
 
 __all__ = ["MiniCPMOOptions", "load"]

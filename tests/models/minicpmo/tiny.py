@@ -6,11 +6,13 @@ import json
 import shutil
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file, save_file
 
-from parity.rebuilt import minicpm
+from parity.rebuilt import KEPT, minicpm, token2wav_weights
 from realtime_omni.config import Config, EngineSection, KVSection, SessionSection
 from realtime_omni.models.minicpmo.vocabulary import TokenizerFile
+from realtime_omni.models.minicpmo.vocoder.convert import convert_weights
 
 
 def recipe(folder: object, *, window: int = 5, rewind: int = 4, **options: object) -> Config:
@@ -51,4 +53,18 @@ def checkpoint(folder: Path, *, talkative: float = 0.0) -> Path:
         ):
             tensors["llm.lm_head.weight"][token] *= factor  # the signs are those with which this draw listens, too
     save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def with_vocoder(folder: Path) -> Path:
+    """The same with the golden vocoder, converted, and a sample of each of the checkpoint's voices."""
+    files = folder / "assets" / "token2wav"
+    files.mkdir(parents=True)
+    for name, tensors in token2wav_weights().items():
+        torch.save(tensors, files / f"{name}.pt")
+    convert_weights(files)
+    trace = load_file(KEPT / "token2wav" / "trace.safetensors")
+    sample = {name: trace[f"voice_{name}"] for name in ("codes", "mel", "speaker")}
+    for name in sorted(wav.stem for wav in (folder / "voices").glob("*.wav")) or ["north"]:
+        save_file(sample, files / f"voice-{name}.safetensors")
     return folder

@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
+import msgspec
 import torch
 import torch.nn.functional as F
+from msgspec import Meta
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -38,7 +41,6 @@ AGAIN = 8
 """Frames that the generator hears again."""
 OVERLAP = AGAIN * HOP
 STEPS = 10
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 VOICE_FILE = "voice-{}.safetensors"
 SOUNDS = ("mel", "source", "speech")
 """Of a memory's tensors, the generator's."""
@@ -55,12 +57,23 @@ class Sample:
     speaker: Tensor
 
 
-def open_folder(folder: Path, device: str, *, dtype: str = "float32", steps: int = STEPS) -> Token2Wav:
-    """Of what ``convert`` wrote into a checkpoint's ``assets/token2wav``; ``dtype`` is the flow's. Raises ConfigError."""
-    if dtype not in DTYPES or not 1 <= steps <= 100:
-        raise ConfigError(f"the vocoder's dtype is one of {', '.join(DTYPES)}, its steps are 1 to 100")
+class Token2WavOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``dtype``: the flow's, and of what it remembers. ``steps``: of the flow."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    steps: Annotated[int, Meta(ge=1, le=100)] = STEPS
+
+
+def open_folder(folder: Path, device: str, options: Token2WavOptions) -> Token2Wav:
+    """Of what ``convert`` wrote into a checkpoint's ``assets/token2wav``. Raises ConfigError."""
     files = folder / "assets" / "token2wav"
-    flow, hift = load(files / FILE, steps=steps, dtype=DTYPES[dtype], device=device)
+    if not (files / FILE).is_file():
+        raise ConfigError(
+            f"there is no assets/token2wav/{FILE}: run python -m realtime_omni.models.minicpmo.vocoder.convert, or name "
+            "another vocoder in options.vocoder; see recipes/minicpm-o.md",
+            path="options.vocoder",
+        )
+    flow, hift = load(files / FILE, steps=options.steps, dtype=getattr(torch, options.dtype), device=device)
     paths = sorted(files.glob(VOICE_FILE.format("*")))
     prefix, suffix = VOICE_FILE.split("{}")
     samples = {p.name.removeprefix(prefix).removesuffix(suffix): read_sample(p, flow) for p in paths}
@@ -68,7 +81,7 @@ def open_folder(folder: Path, device: str, *, dtype: str = "float32", steps: int
         raise ConfigError(
             f"there is no {VOICE_FILE.format('NAME')} beside {FILE}: the vocoder speaks in a voice's sample"
         )
-    return Token2Wav(flow, hift, samples, device, fingerprint_of_files([files / FILE, *paths], dtype, str(steps)))
+    return Token2Wav(flow, hift, samples, device, fingerprint_of_files([files / FILE, *paths], repr(options)))
 
 
 def read_sample(path: Path, flow: Flow) -> Sample:

@@ -1,0 +1,91 @@
+"""MiniCPM-o with its own vocoder, converted: a call's turn, saved and gone on with; and what the converter refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from models.minicpmo.test_contract import hear, speech
+from models.minicpmo.tiny import checkpoint, recipe, with_vocoder
+from realtime_omni.build import kv_spec
+from realtime_omni.errors import ConfigError
+from realtime_omni.models import catalog
+from realtime_omni.models.minicpmo.vocoder.convert import convert_weights
+from realtime_omni.session.frame import Respond
+from realtime_omni.session.values import SessionId
+from realtime_omni.testing.inline import InlineEngine
+
+OWN = {"vocoder": "", "vocoder_options": {"steps": 2}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return with_vocoder(checkpoint(tmp_path_factory.mktemp("minicpm") / "tiny"))
+
+
+@pytest.mark.req("AC-43")
+def test_a_call_speaks_and_goes_on_alike_when_it_was_saved_in_a_turn(folder: Path) -> None:
+    """And holds no more than is planned for it, the states of its rewinds among it."""
+    config = recipe(folder, **OWN)
+    model = catalog.build(config)
+    engine = InlineEngine(model, config)
+    engine.create("a", seed=0)
+    planned, loud = kv_spec(config, model.spec).model_owned_bytes_per_session, 0
+    for number in range(7):
+        loud += bool(np.abs(speech(hear(engine, "a", number, Respond(f"x{number}")))).max() > 0.01)
+        assert engine.runner.state_bytes(SessionId("a")) <= planned
+    assert loud >= 3
+    engine.rest()
+    assert engine.state_of("a").mouth.voice is not None
+    engine.restore(engine.snapshot("a"), "b")
+    for number in (7, 8):
+        assert np.array_equal(speech(hear(engine, "a", number)), speech(hear(engine, "b", number)))
+
+
+def test_a_folder_without_a_converted_vocoder_says_what_to_run(tmp_path: Path) -> None:
+    bare = checkpoint(tmp_path / "bare")
+    with pytest.raises(ConfigError, match=r"run python -m realtime_omni\.models\.minicpmo\.vocoder\.convert"):
+        catalog.build(recipe(bare, **OWN))
+    with_vocoder(bare)
+    with pytest.raises(ConfigError, match="stepz"):
+        catalog.build(recipe(bare, vocoder="", vocoder_options={"stepz": 2}))
+    next((bare / "assets" / "token2wav").glob("voice-*")).unlink()
+    with pytest.raises(ConfigError, match="speaks in a voice's sample"):
+        catalog.build(recipe(bare, **OWN))
+
+
+class Other:
+    """Not a tensor."""
+
+
+def test_the_converter_reads_tensors_of_the_known_names_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+    files = folder / "assets" / "token2wav"
+    flow, hift = (torch.load(files / f"{name}.pt", weights_only=True) for name in ("flow", "hift"))
+
+    def refused(match: str) -> None:
+        with pytest.raises(ConfigError, match=match):
+            convert_weights(tmp_path)
+        assert not list(tmp_path.glob("*.safetensors"))
+
+    refused("lacks flow.pt")
+    torch.save({"weight": Other()}, tmp_path / "flow.pt")
+    refused("more than tensors")
+    torch.save(flow, tmp_path / "flow.pt")
+    torch.save({f"generator.{name}": tensor for name, tensor in hift.items()}, tmp_path / "hift.pt")
+    convert_weights(tmp_path).unlink()
+    (tmp_path / "flow.pt").write_bytes(b"PK")
+    refused("damaged")
+    torch.save({**flow, "encoder.more": torch.zeros(1)}, tmp_path / "flow.pt")
+    refused("unexpected: encoder.more")
+    torch.save({**flow, "encoder.after_norm.bias": torch.zeros(3)}, tmp_path / "flow.pt")
+    refused(r"other shapes: encoder.after_norm.bias is \[3\]")
+    torch.save(hift, tmp_path / "flow.pt")
+    refused("not a flow of token2wav")
+    torch.save(flow, tmp_path / "flow.pt")
+    del hift["conv_post.bias"]
+    torch.save(hift, tmp_path / "hift.pt")
+    refused("missing: conv_post.bias")
