@@ -415,6 +415,13 @@ def paged(args: argparse.Namespace, calls: int) -> bool:
     in_order = partial(decode.attention, q, keys, values, table.flatten().sort().values.view(calls, window), lengths)
     told["us_in_order"] = round(timed(in_order, args.device) * 1e6, 1)
     say("paged", calls=calls, **told, **repeatable(work, args.device))
+    if args.device.startswith("cuda"):
+        from realtime_omni.kv.attention import decode_kernel
+
+        for tile, warps in ((16, 2), (16, 4), (32, 2), (32, 4), (64, 4), (64, 8), (128, 8)):
+            decode_kernel.TILE, decode_kernel.WARPS = tile, warps
+            taken_s = timed(work, args.device)
+            say("paged size", tile=tile, warps=warps, us=round(taken_s * 1e6, 1), of_memory=round(read / taken_s, 2))
     return gap < 0.02
 
 

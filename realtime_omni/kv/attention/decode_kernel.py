@@ -15,6 +15,8 @@ from torch import Tensor
 
 TILE = 32
 """Tokens that a program loads at once."""
+WARPS = 4
+"""Of a program: 128 threads, and two rows of 128 channels in bfloat16 are a warp's load."""
 PROGRAMS = 4096
 """Enough for several waves over a device of 132 processors."""
 
@@ -44,13 +46,15 @@ def _partial(  # type: ignore[no-untyped-def]
     top = tl.full([1], -1e30, tl.float32)
     total = tl.zeros([1], tl.float32)
     mixed = tl.zeros([dim], tl.float32)
-    for start in range(first, last, tile):
-        place = start + tl.arange(0, tile)
+    place = first + tl.arange(0, tile)
+    slot = tl.load(table + row * places + place, mask=place < last, other=0)
+    for _ in range(first, last, tile):
         there = place < last
-        slot = tl.load(table + row * places + place, mask=there, other=0).to(tl.int64)
-        at = (slot[:, None] * heads + head) * dim + channel[None, :]
+        at = (slot.to(tl.int64)[:, None] * heads + head) * dim + channel[None, :]
         keys = tl.load(k + at, mask=there[:, None], other=0.0)
         values = tl.load(v + at, mask=there[:, None], other=0.0)
+        place += tile  # the next slots are on their way while this tile is computed
+        slot = tl.load(table + row * places + place, mask=place < last, other=0)
         scores = tl.where(there, tl.sum(keys.to(tl.float32) * query[None, :], 1), -1e30)
         higher = tl.maximum(top, tl.max(scores, 0))
         weights = tl.where(there, tl.exp(scores - higher), 0.0)
@@ -96,7 +100,7 @@ def decode(q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: Tensor) -> T
     out = torch.empty_like(q)
     part = -(-places // parts)
     _partial[heads, parts, rows](
-        q, k, v, table, lengths, sums, tops, dim**-0.5, places, part, heads, dim, TILE, num_warps=4
+        q, k, v, table, lengths, sums, tops, dim**-0.5, places, part, heads, dim, TILE, num_warps=WARPS
     )
     _merge[(rows * heads,)](sums, tops, out, parts, dim, num_warps=4)
     return out
