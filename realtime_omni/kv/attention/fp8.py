@@ -5,7 +5,8 @@ Queries and keys are RMS-normalised by the models this is for, so a number of ei
 cut at 448: a floating-point number loses the same relative precision at any scale. Probabilities are at most 1 and are
 stored times 256.
 
-On CUDA cuDNN's ``sdpa_fp8`` computes (package ``nvidia-cudnn-frontend``; Hopper and later), one execution plan per shape.
+On CUDA FlashAttention-3 computes where it is installed (:mod:`.flash3`), else cuDNN's ``sdpa_fp8`` (package
+``nvidia-cudnn-frontend``; Hopper and later), one execution plan per shape.
 Elsewhere the same numbers are multiplied in float32, which is slow, and what the tests hold the arithmetic to.
 """
 
