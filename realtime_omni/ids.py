@@ -13,9 +13,13 @@ def random_session_id() -> str:
     return f"s-{secrets.token_hex(16)}"
 
 
+_executions = count(secrets.randbits(63))
+"""Begins anywhere: two processes do not meet. Made for every tick, and no secret, so the system is asked once."""
+
+
 def random_request_id(session_id: SessionId, chunk_index: ChunkIndex) -> str:
     """``ar-<session>-<chunk>-<hex>``: correlates one chunk execution with its metadata (row A27)."""
-    return f"ar-{session_id}-{chunk_index}-{secrets.token_hex(8)}"
+    return f"ar-{session_id}-{chunk_index}-{next(_executions):016x}"
 
 
 def random_token() -> str:

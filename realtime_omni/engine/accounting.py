@@ -14,6 +14,9 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal
 
+import msgspec
+from msgspec import inspect
+
 Storages = Mapping[tuple[str, int], int]
 """Bytes by device and address."""
 _LEAVES = (
@@ -22,6 +25,10 @@ _LEAVES = (
 )
 """Hold no storage, or are shared by nature."""
 _PLAIN = frozenset((str, bytes, bool, int, float, complex, type(None)))
+_PLAIN_TYPES = (
+    *(inspect.NoneType, inspect.BoolType, inspect.IntType, inspect.FloatType, inspect.StrType, inspect.BytesType),
+    *(inspect.LiteralType, inspect.EnumType),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +162,7 @@ def _walk(thing: Any, found: dict[tuple[str, int], int], seen: set[int]) -> None
 @lru_cache(maxsize=4096)
 def _what(kind: type) -> Literal["leaf", "tensor", "array", "mapping", "values", "object"]:
     """How a thing of this type is walked; asked of the type, because a walk over a few plain fields is done for every tick."""
-    if issubclass(kind, _LEAVES):
+    if issubclass(kind, _LEAVES) or (issubclass(kind, msgspec.Struct) and _is_plain(kind)):
         return "leaf"
     if hasattr(kind, "untyped_storage"):
         return "tensor"
@@ -164,6 +171,34 @@ def _what(kind: type) -> Literal["leaf", "tensor", "array", "mapping", "values",
     if issubclass(kind, Mapping):
         return "mapping"
     return "values" if issubclass(kind, (list, tuple, Set)) else "object"
+
+
+def _is_plain(kind: type[msgspec.Struct]) -> bool:
+    """Whether the declared types of a struct's fields, all the way down, can hold no storage."""
+    try:
+        return _holds_nothing(inspect.type_info(kind), set())
+    except (TypeError, NameError):  # a type that msgspec does not know
+        return False
+
+
+def _holds_nothing(info: inspect.Type, seen: set[type]) -> bool:
+    match info:
+        case inspect.StructType(cls=cls, fields=fields):
+            if cls in seen:
+                return True
+            seen.add(cls)
+            return all(_holds_nothing(field.type, seen) for field in fields)
+        case inspect.UnionType(types=parts) | inspect.TupleType(item_types=parts):
+            return all(_holds_nothing(part, seen) for part in parts)
+        case (
+            inspect.VarTupleType(item_type=item)
+            | inspect.ListType(item_type=item)
+            | inspect.FrozenSetType(item_type=item)
+        ):
+            return _holds_nothing(item, seen)
+        case inspect.Metadata(type=inner):
+            return _holds_nothing(inner, seen)
+    return isinstance(info, _PLAIN_TYPES)
 
 
 def _attributes(thing: Any) -> Iterable[Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,7 +17,7 @@ from msgspec.structs import replace as changed
 from torch.profiler import ProfilerActivity, profile
 
 from realtime_omni.config import load
-from realtime_omni.engine.accounting import Census, Holding, storages
+from realtime_omni.engine.accounting import Census, Holding, _what, storages
 from realtime_omni.errors import ErrorCode, OmniError, TickError
 from realtime_omni.models.base import SessionSetup, Step, StepBatch
 from realtime_omni.testing.inline import InlineEngine, small_config
@@ -232,3 +233,23 @@ def test_a_create_beyond_the_budget_of_bytes_is_refused() -> None:
         engine.create("d")
     assert refused.value.code == ErrorCode.CAPACITY
     assert engine.runner.memory().states <= room
+
+
+class _Plain(msgspec.Struct, frozen=True):
+    name: str | None = None
+    mode: Literal["a", "b"] = "a"
+    level: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    parts: tuple[_Plain, ...] = ()
+
+
+class _Open(msgspec.Struct, frozen=True):
+    parts: tuple[_Plain, ...] = ()
+    held: Any = None
+
+
+def test_a_struct_of_plain_values_is_judged_by_its_type_and_any_other_by_what_it_holds() -> None:
+    assert _what(_Plain) == "leaf"
+    assert _what(_Open) == "object"
+    assert storages(_Plain(parts=(_Plain("x"),))) == {}
+    data = np.zeros(5, np.float32)
+    assert list(storages(_Open((_Plain(),), [data])).values()) == [20]
