@@ -73,7 +73,8 @@ class KVSection(Section, frozen=True, kw_only=True):
     """Whether a tick keeps one contiguous copy of its rows' history for all of its passes: faster, and as many bytes again as
     these rows hold. Null: on a CPU only."""
     fp8_attention: bool = False
-    """Gather history as e4m3 and attend to it in eight bits (Hopper or later; package fa3-fwd or nvidia-cudnn-frontend). Pages stay."""
+    """Gather history as e4m3 and attend to it in eight bits (Hopper or later; package fa3-fwd or nvidia-cudnn-frontend).
+    Pages stay."""
     sink_frames: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
     window_frames: Count | None = None
     rewind_blocks: Annotated[int, Meta(ge=1, le=1_000_000)] = 1

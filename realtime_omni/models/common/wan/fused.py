@@ -25,6 +25,9 @@ from realtime_omni.models.common.wan.rope import rotate
 
 log = logging.getLogger(__name__)
 
+_MOST_OFF = 0.05
+"""In the mean square. Another order of a sum moves a few numbers by a step of e4m3, a sixteenth; a wrong kernel is off by one."""
+
 Rounded = tuple[Tensor, Tensor]
 """e4m3 [rows, width] and float32 scales [rows, 1]."""
 
@@ -233,7 +236,7 @@ def check(kernels: Any, device: torch.device) -> None:
         )
     for got, wanted in zip(*pairs, strict=True):
         error = float((got.float() - wanted.float()).norm() / wanted.float().norm())
-        if not error < 0.02:
+        if not error < _MOST_OFF:
             raise BackendUnavailable(f"a fused kernel is off by {error:.3g}")
 
 

@@ -137,6 +137,7 @@ def _head_kernel(  # type: ignore[no-untyped-def]
         s = tl.load(sin + angle)
         y = tl.interleave(first * c - second * s, first * s + second * c)
     if ROUNDED and which == 0:
+        y = y.to(out.dtype.element_ty).to(tl.float32)
         y = tl.minimum(tl.maximum(y, -448.0), 448.0)
         tl.store(rounded + row * width + at, y.to(tl.float8e4nv), mask=inside)
     else:
