@@ -26,7 +26,7 @@ from realtime_omni.models.common.wan.rope import rotate
 log = logging.getLogger(__name__)
 
 _MOST_OFF = 0.05
-"""In the mean square. Another order of a sum moves a few numbers by a step of e4m3, a sixteenth; a wrong kernel is off by one."""
+"""In the mean square. Another order of a sum moves a few numbers by a step of e4m3; a wrong kernel is off by one."""
 
 Rounded = tuple[Tensor, Tensor]
 """e4m3 [rows, width] and float32 scales [rows, 1]."""
