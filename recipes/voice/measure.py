@@ -6,6 +6,9 @@ question is asked when the voice has said its answer; then it is interrupted a f
 - ``first_audio_ms``: from the end of the question's last 20 ms above -35 dBFS to the tick with the answer's first sound.
   Turns that the language model answered and those that a skill did are counted apart.
 - ``barge_in_stop_ms``: from the beginning of the user's first 20 ms above -35 dBFS to the last sound of the interrupted answer.
+- ``stages_ms``: of the language model's turns, from the same moment: when its work began and was done, in the pause that ended
+  the turn (recognition, judgement, the prompt read, the first clause written, that clause spoken), and when the turn was over.
+  Work is watched at its functions; what lies between two stages is waiting, mostly for the next frame of 80 ms.
 - ``word_error_rate``: of what was recognised, letters and digits only.
 """
 
@@ -21,8 +24,11 @@ import sys
 import tempfile
 import time
 import wave
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soxr
@@ -31,7 +37,11 @@ from realtime_omni.bench.conditions import commit, hardware, software, summary
 from realtime_omni.call import Call, Calls
 from realtime_omni.duplex.outputs import Interrupted, Tick
 from realtime_omni.manager import SessionManager
-from realtime_omni.session.signals import InputTranscript, OutputText, ResponseEnded, Speaking
+from realtime_omni.models.voice.endpoint import EndOfTurn
+from realtime_omni.models.voice.lm.answers import Answerer
+from realtime_omni.models.voice.recognizer import Recognizer
+from realtime_omni.models.voice.speech import Synthesizer
+from realtime_omni.session.signals import InputTranscript, OutputText, ResponseEnded, Speaking, TurnCommitted
 
 RATE, PIECE = 16_000, 320
 LOUD = 10 ** (-35 / 20)
@@ -63,6 +73,57 @@ SKILLS = (
 )
 LONG, STOP = "What can you do?", "Stop."
 MOST_S = 30.0
+WATCHED = {
+    "recognised": (Recognizer, "__call__"),
+    "judged": (EndOfTurn, "__call__"),
+    "asked": (Answerer, "ask"),
+    "token": (Answerer, "_take"),
+    "spoken": (Synthesizer, "__call__"),
+}
+"""Functions of the parts whose calls are timed."""
+
+
+@dataclass
+class Watch:
+    """When the watched functions began and returned, in any thread: (stage, began_s, ended_s), oldest first."""
+
+    calls: list[tuple[str, float, float]] = field(default_factory=list)
+
+    def put(self) -> None:
+        """Around every function of :data:`WATCHED`, for the rest of the process."""
+        for stage, (owner, name) in WATCHED.items():
+            setattr(owner, name, self._timed(stage, getattr(owner, name)))
+
+    def _timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began_s = time.monotonic()
+            result = function(*args, **kwargs)
+            self.calls.append((stage, began_s, time.monotonic()))
+            return result
+
+        return timed
+
+    def stages(self, end_s: float, sounds_s: float) -> dict[str, float]:
+        """Milliseconds from ``end_s`` to what led to the sound at ``sounds_s``."""
+        calls = [call for call in self.calls if call[2] <= sounds_s]
+        at: dict[str, float] = {}
+
+        def last(stage: str, before_s: float) -> tuple[float, float] | None:
+            return next(((b, e) for s, b, e in reversed(calls) if s == stage and e <= before_s), None)
+
+        spoken = last("spoken", sounds_s)
+        asked = None if spoken is None else last("asked", spoken[0])
+        for stage in ("recognised", "judged"):
+            if (found := last(stage, sounds_s)) is not None:
+                at[f"{stage}_from"], at[stage] = found
+        if spoken is not None and asked is not None:
+            at["asked"] = asked[1]
+            tokens = [e for s, _, e in calls if s == "token" and asked[1] <= e <= spoken[0]]
+            if tokens:
+                at["first_token"], at["clause"] = tokens[0], tokens[-1]
+            at["spoken_from"], at["spoken"] = spoken
+        return {stage: (moment - end_s) * 1000 for stage, moment in at.items()}
 
 
 def speak(program: str, text: str, folder: Path) -> np.ndarray:
@@ -86,6 +147,7 @@ class Ear:
 
     first_s: float | None = None
     last_s: float | None = None
+    over_s: float | None = None
     text: str = ""
     heard: str | None = None
     tokens: int = 0
@@ -104,6 +166,8 @@ class Ear:
                     self.first_s = now_s if self.first_s is None else self.first_s
                     self.sounds.set()
                     self.last_s = now_s
+                case TurnCommitted():
+                    self.over_s = now_s
                 case OutputText():
                     self.text += signal.text
                 case InputTranscript(final=True):
@@ -149,6 +213,8 @@ class User:
 async def converse(program: str, turns: int, interruptions: int, overrides: list[str]) -> dict[str, object]:
     waits: dict[str, list[float]] = {"model": [], "skill": []}
     stops: list[float] = []
+    watch, stages = Watch(), dict[str, list[float]]()
+    watch.put()
     wrong = words = unanswered = 0
     async with SessionManager.from_recipe("voice", overrides) as manager, Calls(manager) as calls:
         call = await calls.open()
@@ -166,6 +232,10 @@ async def converse(program: str, turns: int, interruptions: int, overrides: list
                 wait_ms = None if ear.first_s is None else (ear.first_s - end_s) * 1000
                 if wait_ms is not None:
                     waits["model" if ear.tokens else "skill"].append(wait_ms)
+                if ear.first_s is not None and ear.over_s is not None and ear.tokens:
+                    took = watch.stages(end_s, ear.first_s) | {"turn_over": (ear.over_s - end_s) * 1000}
+                    for stage, at_ms in took.items():
+                        stages.setdefault(stage, []).append(at_ms)
                 wrong += edits(plain(question), plain(ear.heard or ""))
                 words += len(plain(question))
                 print(
@@ -188,6 +258,7 @@ async def converse(program: str, turns: int, interruptions: int, overrides: list
         "valid": not unanswered,
         "unanswered": unanswered,
         "first_audio_ms": {kind: summary(times, 0.5, 0.95) for kind, times in waits.items() if times},
+        "stages_ms": {stage: summary(times, 0.5, 0.95) for stage, times in stages.items()},
         "barge_in_stop_ms": summary(stops, 0.5, 0.95) if stops else None,
         "word_error_rate": round(wrong / words, 3),
         "turns": {kind: len(times) for kind, times in waits.items()},

@@ -15,7 +15,7 @@ behind words without punctuation, which the next clause goes on from."""
 _MOST_SENTENCES = 3
 _MIN_WORDS = 3
 _MAX_WORDS = 10
-_SOON_WORDS = 5
+_SOON_WORDS = 4
 _LEANS = re.compile(
     r"\b(a|an|the|my|your|his|her|its|our|their|this|that|and|or|but|to|of|in|on|at|by|for|from|with|as|is|are|was|were|be|not)$",
     re.IGNORECASE,
@@ -51,7 +51,7 @@ def trim(audio: np.ndarray, tail_s: float = TAIL_S) -> np.ndarray:
 
 
 def first_clause(text: str, *, final: bool) -> tuple[str, str]:
-    """:func:`take_clause` for the beginning of an answer that still grows: waiting for it is silence, so five words are enough
+    """:func:`take_clause` for the beginning of an answer that still grows: waiting for it is silence, so four words are enough
     where the last one does not lean on the next. What it takes does not depend on how much more of the text is there."""
     for word in list(re.finditer(r"\S+\s+", text))[:_MAX_WORDS]:
         so_far = text[: word.end()]

@@ -11,16 +11,31 @@ Use from one thread.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from realtime_omni.kv.attention.plan import RowPlan
-from realtime_omni.kv.attention.sdpa import SdpaBackend
 from realtime_omni.kv.capacity import KVSpec
-from realtime_omni.kv.manager import KVBook
+from realtime_omni.kv.manager import BranchBlock, KVBook
 from realtime_omni.kv.storage import KVStorage
 from realtime_omni.models.voice.lm.network import Llama
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Slots that a pass writes, and those that it reads: its own come last. ``mask`` bool [T, S]: each token up to itself."""
+
+    reserved: Tensor
+    seen: Tensor
+    mask: Tensor
+
+    @classmethod
+    def of(cls, block: BranchBlock, storage: KVStorage) -> _Row:
+        reserved, seen = storage.slots(block.frames), storage.slots((*block.history, *block.frames))
+        mask = torch.ones(len(reserved), len(seen), dtype=torch.bool).tril(len(seen) - len(reserved))
+        return cls(reserved, seen, mask)
 
 
 class Sequences:
@@ -46,7 +61,6 @@ class Sequences:
             max_in_flight=places,
         )
         self._network = network
-        self._backend = SdpaBackend()
         self.book = KVBook(spec, sessions=places)
         self._storage = KVStorage(spec, spec.managed_pages(places) + spec.scratch_pages, dtype=torch.float32)
         self._tokens: dict[str, list[int]] = {}
@@ -96,11 +110,11 @@ class Sequences:
         sequence as it was."""
         count = self._check(rows)
         blocks = [self.book.plan_block(name, count) for name in rows]
-        plan = self._backend.plan([RowPlan.of(block.branches[0]) for block in blocks], self._storage)
-        numbers = range(len(blocks))
+        rows_of = [_Row.of(block.branches[0], self._storage) for block in blocks]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return plan.attend(layer, q, k, v, rows=numbers, commit=True, causal=True)
+            parts = [self._attend(layer, row, q[i], k[i], v[i]) for i, row in enumerate(rows_of)]
+            return torch.stack(parts)
 
         committed = False
         try:
@@ -110,7 +124,6 @@ class Sequences:
                 logits = self._network.logits(tokens, starts + torch.arange(count), attend)
             committed = True
         finally:
-            plan.close()
             for block in blocks:
                 if committed:
                     self.book.commit(block)
@@ -126,6 +139,17 @@ class Sequences:
         assert {n: len(t) for n, t in self._tokens.items()} == {
             n: self.book.completed_frames(n) for n in self.book.sessions
         }, "tokens and pages disagree"
+
+    def _attend(self, layer: int, row: _Row, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [T, H, d], k and v [T, K, d] of one row, whose reserved pages are written first: history and block are read from
+        the pool at once, with a third of the calls of a plan that other models' probes need. Returns [T, H, d]."""
+        self._storage.write_slots(layer, row.reserved, k, v)
+        pools = self._storage.flat_k[layer], self._storage.flat_v[layer]
+        keys, values = (pool.index_select(0, row.seen).transpose(0, 1).unsqueeze(0) for pool in pools)
+        if len(q) == 1:  # the heads that share keys are so many queries
+            return scaled_dot_product_attention(q.view(1, k.shape[1], -1, q.shape[-1]), keys, values).view(q.shape)
+        out = scaled_dot_product_attention(q.transpose(0, 1).unsqueeze(0), keys, values, row.mask, enable_gqa=True)
+        return out[0].transpose(0, 1)
 
     def _check(self, rows: Mapping[str, Sequence[int]]) -> int:
         counts = {len(row) for row in rows.values()}
