@@ -76,14 +76,18 @@ def spectrogram(sound: Tensor) -> Tensor:
 
 @lru_cache(4)
 def filters(device: torch.device) -> Tensor:
-    """Triangles of equal area on the mel scale, float32 [80, 201]."""
-    edges = _hz(torch.linspace(0, float(_mel(torch.tensor(RATE / 2))), BINS + 2, dtype=torch.float64))
-    at = torch.linspace(0, RATE / 2, WINDOW // 2 + 1, dtype=torch.float64)
+    """float32 [80, 201]."""
+    return triangles(RATE, WINDOW, BINS, RATE / 2).to(device)
+
+
+def triangles(rate: int, window: int, bins: int, top_hz: float) -> Tensor:
+    """Triangles of equal area on the mel scale up to ``top_hz``, float32 [bins, window // 2 + 1]."""
+    edges = _hz(torch.linspace(0, float(_mel(torch.tensor(top_hz))), bins + 2, dtype=torch.float64))
+    at = torch.linspace(0, rate / 2, window // 2 + 1, dtype=torch.float64)
     width = edges.diff()
     slopes = edges[:, None] - at[None]
     rising, falling = -slopes[:-2] / width[:-1, None], slopes[2:] / width[1:, None]
-    triangles = torch.minimum(rising, falling).clamp_min(0) * (2 / (edges[2:] - edges[:-2]))[:, None]
-    return triangles.float().to(device)
+    return (torch.minimum(rising, falling).clamp_min(0) * (2 / (edges[2:] - edges[:-2]))[:, None]).float()
 
 
 def _mel(hz: Tensor) -> Tensor:

@@ -1,8 +1,6 @@
 """Codes to sound: when which codes go to the vocoder, and what is still to be heard. The vocoder itself is a plug.
 
-MiniCPM-o's vocoder (a flow-matching transformer and a HiFT generator, both conditioned on a reference voice) is published as
-pickled weights and configurations that name classes; this server reads neither, and computes no guess of it. It calls
-whatever meets :class:`Vocoder`: ``options.vocoder`` names it.
+Whatever meets :class:`Vocoder` is one: the checkpoint's own (:mod:`.vocoder.token2wav`), or what ``options.vocoder`` names.
 
 A turn begins with three codes of silence. The vocoder looks three codes ahead, so it gets 28 codes to make a second of 25, and
 the last ones when the turn has ended. A turn's first sound may be short of a second: silence is put before it. Source of the

@@ -10,7 +10,9 @@ every ``voices/NAME.wav`` a ``voice-NAME.safetensors``, for which the extra ``vo
 
 from __future__ import annotations
 
+import argparse
 import pickle
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,7 +21,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from realtime_omni.errors import ConfigError
+from realtime_omni.models.minicpmo.vocoder.sample import sample_of
+from realtime_omni.models.minicpmo.vocoder.token2wav import VOICE_FILE
 from realtime_omni.models.minicpmo.vocoder.weights import FILE, KINDS, networks_for
+from realtime_omni.models.minicpmo.voices import read_voices
 
 FOLDER = Path("assets") / "token2wav"
 _NORMALISED = (
@@ -71,3 +76,33 @@ def multiplied_out(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
             norm = wide.flatten(1).norm(dim=1).view(-1, *[1] * (wide.dim() - 1))
             out[f"{base}.weight"] = (wide * (length.double() / norm)).to(direction.dtype)
     return out
+
+
+def convert_voices(checkpoint: Path) -> list[Path]:
+    """Write ``voice-NAME.safetensors`` for every ``voices/NAME.wav`` of a checkpoint (16-bit mono at 16 kHz, 1 to 30 s). Raises
+    ConfigError."""
+    files = checkpoint / FOLDER
+    sounds = read_voices(checkpoint / "voices")
+    if not sounds:
+        raise ConfigError(f"{checkpoint.name} lacks voices/NAME.wav: the vocoder speaks in a voice's sample")
+    written: list[Path] = []
+    for name, sound in sounds.items():
+        sample = sample_of(sound, files)
+        written.append(files / VOICE_FILE.format(name))
+        save_file({"codes": sample.codes, "mel": sample.mel, "speaker": sample.speaker}, written[-1])
+    return written
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path, help="MiniCPM-o's folder")
+    checkpoint = parser.parse_args().checkpoint
+    try:
+        for path in (convert_weights(checkpoint / FOLDER), *convert_voices(checkpoint)):
+            sys.stdout.write(f"wrote {path}\n")
+    except ConfigError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
