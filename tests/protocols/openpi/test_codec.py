@@ -7,6 +7,7 @@ msgpack-numpy are independent writers of the same format.
 from __future__ import annotations
 
 import math
+import random
 import struct
 from typing import Any
 
@@ -16,7 +17,8 @@ import numpy as np
 import pytest
 
 from realtime_omni_protocols.openpi import EncodedImage, PolicyCode, PolicyError, pack, unpack
-from realtime_omni_protocols.openpi.reader import MAX_DEPTH, MAX_ITEMS
+from realtime_omni_protocols.openpi.arrays import on_map, plain_array
+from realtime_omni_protocols.openpi.reader import MAX_DEPTH, MAX_ITEMS, Reader, Shortcut
 
 SIX = bytes(range(24))
 GOLDEN_ARRAY = (
@@ -276,3 +278,48 @@ def test_a_frame_over_the_limit_is_refused_unread() -> None:
     with pytest.raises(PolicyError) as caught:
         unpack(bytes(11), 10)
     assert caught.value.code is PolicyCode.TOO_LARGE
+
+
+def outcome(frame: bytes, shortcut: Shortcut) -> object:
+    """The value, with its arrays as plain facts, or the code and path of the refusal."""
+
+    def plain(value: object) -> object:
+        if isinstance(value, np.ndarray):
+            return value.dtype.str, value.shape, value.tobytes(), value.flags.writeable, value.flags.aligned
+        if isinstance(value, dict):
+            return {key: plain(member) for key, member in value.items()}
+        if isinstance(value, list):
+            return [plain(member) for member in value]
+        return repr(value)
+
+    try:
+        return plain(Reader(frame, on_map, shortcut).read())
+    except PolicyError as error:
+        return error.code, error.path
+
+
+def test_an_array_is_the_same_the_short_way_and_value_by_value() -> None:
+    chance = random.Random(5)
+    arrays = [
+        np.arange(12, dtype=np.uint8).reshape(2, 2, 3),
+        np.arange(300, dtype="<f4").reshape(300, 1),
+        np.arange(70_000, dtype=np.uint8).reshape(1, 70_000),
+        np.arange(5, dtype=">f8"),
+        np.array([True, False]),
+        np.zeros((0, 3), np.int16),
+        np.float32(1.5),
+        np.array("left tray"),
+    ]
+    for depth in range(MAX_DEPTH + 2):
+        frame = b"\x81\xa1a" * depth + pack(arrays[1])
+        assert outcome(frame, plain_array) == outcome(frame, lambda *_: None)
+    frames = [pack({"a": array, "b": [array, "x"], "c": 1}) for array in arrays]
+    taken = 0
+    for number in range(6_000):
+        cut = bytearray(frames[number % len(frames)])
+        for _ in range(chance.randint(0, 2)):
+            cut[chance.randrange(min(len(cut), 120))] = chance.choice([0, 1, 3, 0x80, 0x92, 0xC4, 0xCD, 0xCE, 0xFF])
+        short = outcome(bytes(cut), plain_array)
+        assert short == outcome(bytes(cut), lambda *_: None)
+        taken += isinstance(short, dict)
+    assert 1_000 < taken < 5_500  # many are good, many are not
