@@ -190,16 +190,7 @@ class _Cudnn:
             return _Plan(graph, torch.empty(size, dtype=torch.uint8, device=self._device), out_dtype)
         raise BackendUnavailable(f"cuDNN has no attention in eight bits for {tuple(q.shape)}: {'; '.join(refusals)}")
 
-    def _graph(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        out_dtype: torch.dtype,
-        *,
-        modes: tuple[Any, ...] | None = None,
-        build: bool = True,
-    ) -> Any:
+    def _graph(self, q: Tensor, keys: Tensor, values: Tensor, out_dtype: torch.dtype) -> Any:
         """uids: q k v, their three descales, the probabilities' descale and scale, the output's scale, output, two maxima."""
         cudnn, types = self._cudnn, self._cudnn.data_type
         graph = cudnn.pygraph(
@@ -237,10 +228,9 @@ class _Cudnn:
             tensor.set_data_type(types.FLOAT)
         graph.validate()
         graph.build_operation_graph()
-        graph.create_execution_plans(list(modes or (cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK)))
+        graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
         graph.check_support()
-        if build:
-            graph.build_plans()
+        graph.build_plans()
         return graph
 
 
