@@ -37,6 +37,7 @@ from realtime_omni.models.base import (
     StepRow,
 )
 from realtime_omni.models.common.noise import block_noise
+from realtime_omni.models.common.wan.blocks import FRAMES, LATENTS, frames_of, latents_of
 from realtime_omni.models.common.wan.clip import PictureEncoder
 from realtime_omni.models.common.wan.text import TOKENS, TextEncoder
 from realtime_omni.models.common.wan.vae import SPACE_STRIDE, TIME_STRIDE, CodecState, WanVAE
@@ -201,17 +202,14 @@ class DreamZero(PolicyBase):
             decoder, artifacts = CodecState(), []
             if ACTIONS in row.outputs:
                 artifacts.append(Artifact(ACTIONS, Modality.ACTION, Representation.DECODED, "TA", actions))
-            if "latents" in row.outputs:
-                data = sample.video.cpu().numpy()
-                artifacts.append(Artifact("latents", Modality.VIDEO, Representation.LATENT, "TCHW", data))
-            if "frames" in row.outputs:
+            if LATENTS in row.outputs:
+                artifacts.append(latents_of(sample.video))
+            if FRAMES in row.outputs:
                 yield Checkpoint("decode")
                 if r not in batch.active:
                     continue
                 pictures, decoder = self._decoded(scene, sample.video)
-                artifacts.append(
-                    Artifact("frames", Modality.VIDEO, Representation.DECODED, "TCHW", pictures, fps=self.settings.fps)
-                )
+                artifacts.append(frames_of(pictures, self.settings.fps))
             outputs[r] = RowOutput(
                 ChunkMetadata.from_tick(row.tick),
                 tuple(artifacts),
@@ -332,8 +330,8 @@ class DreamZero(PolicyBase):
             ),
             artifacts=(
                 ArtifactSpec(ACTIONS, Modality.ACTION, Representation.DECODED, "TA", primary=True),
-                ArtifactSpec("frames", Modality.VIDEO, Representation.DECODED, "TCHW", fps=settings.fps),
-                ArtifactSpec("latents", Modality.VIDEO, Representation.LATENT, "TCHW"),
+                ArtifactSpec(FRAMES, Modality.VIDEO, Representation.DECODED, "TCHW", fps=settings.fps),
+                ArtifactSpec(LATENTS, Modality.VIDEO, Representation.LATENT, "TCHW"),
             ),
             height=settings.height,
             width=settings.width,

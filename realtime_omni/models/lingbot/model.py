@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,6 +41,7 @@ from realtime_omni.models.common.keys import OverriddenKeyReducer
 from realtime_omni.models.common.noise import block_noise
 from realtime_omni.models.common.side import OnHost, Pace, Side
 from realtime_omni.models.common.wan import sampler
+from realtime_omni.models.common.wan.blocks import FRAMES, LATENTS, declared, frames_of, latents_of
 from realtime_omni.models.common.wan.graphs import GraphedNetwork
 from realtime_omni.models.common.wan.network import LocalNetwork, Network
 from realtime_omni.models.common.wan.ranks import RankedNetwork
@@ -69,11 +71,7 @@ from realtime_omni.models.lingbot.camera import (
 from realtime_omni.models.lingbot.controls import TRAJECTORY, check_control, schemas
 from realtime_omni.models.lingbot.state import LingBotState, PastBlock
 from realtime_omni.session.values import (
-    Artifact,
-    ArtifactSpec,
     ChunkMetadata,
-    Modality,
-    Representation,
     SessionEvent,
     TickRequest,
 )
@@ -206,14 +204,12 @@ class LingBot:
             commit = not self.settings.clean_pass and index == passes - 1
             flow = self._pass(batch, active, x, conditions, texts, injected, level.timestep, commit=commit)
             for position, r in enumerate(active):
-                clean[r] = sampler.clean(x[r], flow[position], level.sigma)
-                if index + 1 < passes:
-                    noise = self._noise(batch.rows[r], index + 1)
-                    x[r] = sampler.renoised(clean[r], noise, self._levels[index + 1].renoise)
+                noise = partial(self._noise, batch.rows[r])
+                clean[r], x[r] = sampler.after_pass(self._levels, index, x[r], flow[position], noise)
             pace.queued()
         pictures: dict[int, tuple[OnHost, CodecState]] = {}
         for r in batch.active:
-            if "frames" in batch.rows[r].outputs:
+            if FRAMES in batch.rows[r].outputs:
                 yield Checkpoint("decode")
                 if r in batch.active:
                     pictures[r] = self._decoded(batch.rows[r].state.visual, clean[r])
@@ -231,22 +227,11 @@ class LingBot:
                 outputs[r] = TickError("the block is not finite")
                 continue
             decoder, artifacts = CodecState(), []
-            if "latents" in row.outputs:
-                data = clean[r].cpu().numpy()
-                artifacts.append(Artifact("latents", Modality.VIDEO, Representation.LATENT, "TCHW", data))
+            if LATENTS in row.outputs:
+                artifacts.append(latents_of(clean[r]))
             if r in pictures:
                 host, decoder = pictures[r]
-                artifacts.append(
-                    Artifact(
-                        "frames",
-                        Modality.VIDEO,
-                        Representation.DECODED,
-                        "TCHW",
-                        host.data,
-                        fps=self._spec.fps,
-                        ready=host.ready,
-                    )
-                )
+                artifacts.append(frames_of(host.data, self._spec.fps, ready=host.ready))
             visual = Visual(None, conditions[r][1], decoder, clean[r][-1:].clone())
             block = PastBlock(clean[r], conditions[r][0], cameras[r][1])
             past = self._past(row, block)
@@ -404,8 +389,6 @@ class LingBot:
 
     def _describe(self, name: str) -> ModelSpec:
         settings, config = self.settings, self.network.config
-        latents = ArtifactSpec("latents", Modality.VIDEO, Representation.LATENT, "TCHW", primary=self._decoder is None)
-        frames = ArtifactSpec("frames", Modality.VIDEO, Representation.DECODED, "TCHW", fps=settings.fps, primary=True)
         F = settings.frames_per_block
         horizon = None
         if settings.horizon is not None:
@@ -423,7 +406,7 @@ class LingBot:
                 rewrite_frames=self._most_past * F,
                 model_owned_bytes_per_session=self._state_bytes(),
             ),
-            artifacts=(latents,) if self._decoder is None else (frames, latents),
+            artifacts=declared(settings.fps, pictures=self._decoder is not None),
             height=settings.height,
             width=settings.width,
             fps=settings.fps,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,6 +39,7 @@ from realtime_omni.models.common.conditioning import Conditioning, Parts, stacke
 from realtime_omni.models.common.keys import OverriddenKeyReducer
 from realtime_omni.models.common.noise import block_noise
 from realtime_omni.models.common.wan import sampler
+from realtime_omni.models.common.wan.blocks import FRAMES, LATENTS, declared, frames_of, latents_of
 from realtime_omni.models.common.wan.clip import PictureEncoder
 from realtime_omni.models.common.wan.vae import TIME_STRIDE, CodecState, ImageCondition, WanVAE
 from realtime_omni.models.common.wan.visual import MASK_CHANNELS, Visual, VisualShapes, condition_of, fit, pictures_of
@@ -46,7 +48,7 @@ from realtime_omni.models.matrix_game.actions import Remembered
 from realtime_omni.models.matrix_game.controls import ACTIONS, Action, actions_of, check_control, schemas
 from realtime_omni.models.matrix_game.network import Acted, MatrixGameTransformer
 from realtime_omni.models.matrix_game.state import MatrixGameState
-from realtime_omni.session.values import Artifact, ArtifactSpec, ChunkMetadata, Modality, Representation, SessionEvent
+from realtime_omni.session.values import ChunkMetadata, SessionEvent
 
 if TYPE_CHECKING:
     from realtime_omni.config import Config
@@ -171,10 +173,8 @@ class MatrixGame:
             yield Checkpoint("forward", "denoise")
             flows, _ = self._pass(batch, ready, x, level.timestep, commit=False)
             for r, flow in flows.items():
-                clean[r] = sampler.clean(x[r], flow, level.sigma)
-                if index + 1 < len(self._levels):
-                    noise = self._noise(batch.rows[r], index + 1)
-                    x[r] = sampler.renoised(clean[r], noise, self._levels[index + 1].renoise)
+                noise = partial(self._noise, batch.rows[r])
+                clean[r], x[r] = sampler.after_pass(self._levels, index, x[r], flow, noise)
         yield Checkpoint("forward", "commit")
         _, remembered = self._pass(batch, ready, clean, 0.0, commit=True)
         outputs: dict[int, RowOutput | Exception] = {}
@@ -183,18 +183,15 @@ class MatrixGame:
             if not clean[r].isfinite().all():
                 outputs[r] = TickError("the block is not finite")
                 continue
-            if "latents" in row.outputs:
-                data = clean[r].cpu().numpy()
-                artifacts.append(Artifact("latents", Modality.VIDEO, Representation.LATENT, "TCHW", data))
-            if "frames" in row.outputs:
+            if LATENTS in row.outputs:
+                artifacts.append(latents_of(clean[r]))
+            if FRAMES in row.outputs:
                 yield Checkpoint("decode")
                 if r not in batch.active:
                     continue
                 assert self._vae is not None
                 pictures, decoder = pictures_of(self._vae, row.state.visual, clean[r])
-                artifacts.append(
-                    Artifact("frames", Modality.VIDEO, Representation.DECODED, "TCHW", pictures, fps=self._spec.fps)
-                )
+                artifacts.append(frames_of(pictures, self._spec.fps))
             state = self._next(row.state, ready[r], decoder, clean[r], remembered[r])
             outputs[r] = RowOutput(ChunkMetadata.from_tick(row.tick), tuple(artifacts), state)
         return {r: outputs[r] for r in batch.active}
@@ -280,8 +277,6 @@ class MatrixGame:
 
     def _describe(self, name: str) -> ModelSpec:
         settings, config = self.settings, self.network.config
-        latents = ArtifactSpec("latents", Modality.VIDEO, Representation.LATENT, "TCHW", primary=self._vae is None)
-        frames = ArtifactSpec("frames", Modality.VIDEO, Representation.DECODED, "TCHW", fps=settings.fps, primary=True)
         return ModelSpec(
             name=name,
             kv=KVSpec(
@@ -293,7 +288,7 @@ class MatrixGame:
                 window_frames=settings.window_frames,
                 model_owned_bytes_per_session=self._state_bytes(),
             ),
-            artifacts=(latents,) if self._vae is None else (frames, latents),
+            artifacts=declared(settings.fps, pictures=self._vae is not None),
             height=settings.height,
             width=settings.width,
             fps=settings.fps,

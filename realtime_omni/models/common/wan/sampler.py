@@ -12,7 +12,7 @@ the label's timestep, the level that noise is added at is the second where there
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +68,17 @@ def _from_table(labels: Sequence[int], shift: float) -> tuple[Level, ...]:
         second = matches[1] if len(matches) > 1 else matches[0]
         found.append(Level(float(timestep), float(sigmas[matches[0]]), float(sigmas[second])))
     return tuple(found)
+
+
+def after_pass(
+    levels: Sequence[Level], index: int, x: Tensor, flow: Tensor, noise: Callable[[int], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The clean block that pass ``index`` finds in ``x``, and what the next pass begins with: that with ``noise(index + 1)``;
+    after the last, the clean block."""
+    found = clean(x, flow, levels[index].sigma)
+    if index + 1 == len(levels):
+        return found, found
+    return found, renoised(found, noise(index + 1), levels[index + 1].renoise)
 
 
 def clean(x: Tensor, flow: Tensor, sigma: float) -> Tensor:
