@@ -16,8 +16,8 @@ from torch import Tensor
 TILE = 32
 """Tokens that a program loads at once."""
 WARPS = 2
-"""Of a program: 64 threads. With tiles of 32 the fastest of seven sizes on an H200, 755 us and 0.85 of the memory's speed for 64 calls' full
-windows (4 warps: 1,227 us); ``recipes/gpu/moshi_speed.py --parts "paged 64"`` compares them."""
+"""Of a program: 64 threads. With tiles of 32 the fastest of seven sizes on an H200 for 64 calls' full windows, at 0.85 of the
+memory's speed (four warps: 0.53); ``recipes/gpu/moshi_speed.py --parts "paged 64"`` compares them."""
 PROGRAMS = 4096
 """Enough for several waves over a device of 132 processors."""
 
