@@ -241,7 +241,7 @@ def watched_simulator(runs: LongRuns, simulator: Simulator, per: int) -> tuple[T
 def turn_scores(simulator: Simulator, rollout: Rollout, count: int, seed: int, per: int) -> dict:
     """PSNR of the view after a turn on the spot against the start, which it should equal.
 
-    `full`: 60 frames to the right, 360 degrees (longer than the window); `back`: 54 degrees to
+    `full`: 72 frames to the right, 360 degrees (longer than the window); `back`: 45 degrees to
     the right and back in 18 frames, all within the window.
     """
     generator = generator_for(seed + 4, simulator.device)
@@ -344,12 +344,12 @@ def contact_sheet(rows: Tensor, path: Path) -> None:
     Image.fromarray(grid.cpu().numpy()).save(path)
 
 
-def save_sheets(keep: dict, folder: Path, tag: str) -> None:
-    """Clips (truth above ours, at FRAMES) and long runs, as PNG."""
+def save_sheets(keep: dict, folder: Path, tag: str, ending: str = "png") -> None:
+    """Clips (truth above ours, at FRAMES) and long runs."""
     at = [2, *FRAMES]
     pairs = torch.stack((keep["truth"][:6][:, at], keep["ours"][:6][:, at]), dim=1).flatten(0, 1)
-    contact_sheet(pairs, folder / f"clips_{tag}.png")
-    contact_sheet(keep["long"][:, :12], folder / f"long_{tag}.png")
+    contact_sheet(pairs, folder / f"clips_{tag}.{ending}")
+    contact_sheet(keep["long"][:, :12], folder / f"long_{tag}.{ending}")
 
 
 def main(argv: list[str] | None = None) -> None:

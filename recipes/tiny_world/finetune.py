@@ -26,7 +26,6 @@ from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet
 from recipes.tiny_world.candidates import Bench, blends, goodness
 from recipes.tiny_world.data import ClipPool
 from recipes.tiny_world.evaluate import (
-    CLIP_PLAYER,
     contact_sheet,
     evaluate,
     gradient_energy,
@@ -37,17 +36,15 @@ from recipes.tiny_world.losses import Discriminator
 from recipes.tiny_world.optimizer import make_optimizers
 from recipes.tiny_world.own_context import Balance, LateStudent, Play, draw_given, late_sharpness, own_context_loss
 from recipes.tiny_world.rollout import CachedPass
-from recipes.tiny_world.simulator import Player, Simulator
+from recipes.tiny_world.simulator import Simulator
 from recipes.tiny_world.student import Bank
 from recipes.tiny_world.teacher import TeacherPass, dense_attend, flex_attend
-from recipes.tiny_world.train import export, tiny_config
+from recipes.tiny_world.train import PLAYERS, export, tiny_config
 
 EMA = 0.999
 WARMUP_STEPS = 100
 STEADY = 0.35  # of the training time at full step size; then linear to a fiftieth
 MAX_LIFE = 160
-PLAYERS = (Player(), CLIP_PLAYER, Player(), CLIP_PLAYER, Player(heed=0.03, forward=0.75))
-"""Two in five as before, two as the evaluation plays (on other maps), one that stays in front of walls."""
 
 
 class Tuning:
@@ -144,10 +141,11 @@ def build(run: Tuning, simulator: Simulator) -> Parts:
         model, cached = torch.compile(model, dynamic=False), torch.compile(cached, dynamic=False)
     judge = Discriminator(config).to(device, memory_format=torch.channels_last)
     judge_optimizer = torch.optim.AdamW(judge.parameters(), lr=2e-4, betas=(0.0, 0.99), weight_decay=0.0)
-    bank = Bank.fresh(config, pool, args.rows, MAX_LIFE)
+    expected = sharpness_of_places(simulator)
+    bank = Bank.fresh(config, pool, args.rows, expected, MAX_LIFE)
     late = LateStudent(config, cached, judge, judge_optimizer, pool, bank)
     bench = Bench(simulator, cached, run.net, args.rows, args.walk_frames)
-    return Parts(pool, model, Play(cached, config, args.rows, device), late, bench, sharpness_of_places(simulator))
+    return Parts(pool, model, Play(cached, config, args.rows, device), late, bench, expected)
 
 
 def cycle(run: Tuning, parts: Parts, strength: float, update) -> dict[str, Tensor | float]:

@@ -64,7 +64,7 @@ class Play:
     def block(self, keys: Tensor, place: Tensor, truth: Tensor | None = None, follow: Tensor | None = None) -> Tensor:
         """The next block [B, F, 3, H, W] in [-1, 1]; `truth` in the rows marked by `follow` [B] bool, or in all."""
         kept, per, size = self.kept, self.config.frames_per_block, self.config.image_size
-        told = (keys.contiguous(), place.contiguous(), kept.frame_index(per), kept.k, kept.v, kept.valid)
+        told = (keys.contiguous(), place.contiguous(), kept.pose(keys), kept.k, kept.v, kept.valid)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             if truth is not None and follow is None:
                 shown = truth
@@ -75,7 +75,7 @@ class Play:
                 shown = torch.where(follow[:, None, None, None, None], truth, shown)
             shown = shown.contiguous()
             _, k, v = self.cached(shown, shown.new_full(shown.shape[:2], self.config.context_noise), *told)
-        kept.write(k, v)
+        kept.write(k, v, told[2])
         return shown
 
     def clip(self, truth: Tensor, keys: Tensor, place: Tensor, given: Tensor | None = None) -> Tensor:
@@ -137,7 +137,7 @@ class LateStudent(Student):
         """Judge, then (strength > 0) gradients added to .grad, then the rows move on by one block."""
         per, bank, kept = self.config.frames_per_block, self.bank, self.bank.kept
         truth, keys, place, _ = bank.told(self.pool, per)
-        told = (keys, place, kept.frame_index(per), kept.k, kept.v, kept.valid)
+        told = (keys, place, kept.pose(keys), kept.k, kept.v, kept.valid)
         judged = (kept.block >= torch.maximum(bank.given + 1, torch.full_like(kept.block, kept.slots))).float()
         with torch.autocast(truth.device.type, torch.bfloat16):
             x0 = self.sample(told, False, truth.shape, truth.device)

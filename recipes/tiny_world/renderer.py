@@ -21,7 +21,7 @@ from realtime_omni.models.tiny_world.places import PLACES
 from recipes.tiny_world import palettes
 
 EYE = 0.5
-HALF_FOV_TAN = 0.75  # 74 degrees across
+HALF_FOV_TAN = 0.9  # 84 degrees across
 WALL_KINDS = 3
 MAX_STEPS = 26
 NEAREST = 0.12  # of a prop, cells ahead

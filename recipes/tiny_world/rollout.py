@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet
+from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet, poses
 from realtime_omni.models.tiny_world.sampler import schedule, step
 
 Rollout = Callable[[Tensor, Tensor, Tensor, int], Tensor]
@@ -41,7 +41,7 @@ class CachedPass(nn.Module):
         t: Tensor,
         keys: Tensor,
         place: Tensor,
-        frame_index: Tensor,
+        pose: Tensor,
         kept_k_LBShd: Tensor,
         kept_v_LBShd: Tensor,
         valid_BS: Tensor,
@@ -49,7 +49,7 @@ class CachedPass(nn.Module):
         new_k, new_v = [], []
         block_tokens = x.shape[1] * self.net.config.tokens_per_frame
         own = valid_BS.new_ones(valid_BS.shape[0], block_tokens)
-        behind_BS = self._blocks_behind(frame_index, valid_BS.shape[1] // block_tokens, block_tokens)
+        behind_BS = self._blocks_behind(pose[..., 0], valid_BS.shape[1] // block_tokens, block_tokens)
         config = self.net.config
         masks = {
             window: torch.cat((valid_BS & (behind_BS < window // config.frames_per_block), own), dim=1)[
@@ -66,7 +66,7 @@ class CachedPass(nn.Module):
             mask = masks[config.layer_windows[layer] if config.layer_windows else config.window_frames]
             return functional.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask).transpose(1, 2)
 
-        x0 = self.net(x, t, keys, place, frame_index, attend)
+        x0 = self.net(x, t, keys, place, pose, attend)
         return x0, torch.stack(new_k), torch.stack(new_v)
 
     def _blocks_behind(self, frame_index: Tensor, slots: int, block_tokens: int) -> Tensor:
@@ -78,13 +78,15 @@ class CachedPass(nn.Module):
 
 @dataclasses.dataclass
 class KeptRows:
-    """The kept blocks of B rows: a ring of `slots` blocks per row, each row at its own block number."""
+    """The kept blocks of B rows: a ring of `slots` blocks per row, each row at its own block number and `heading` [B, 2]."""
 
     k: Tensor
     v: Tensor
     valid: Tensor
     block: Tensor
+    heading: Tensor
     slots: int
+    look_limit: int
 
     @classmethod
     def empty(cls, config: NetworkConfig, rows: int, device: torch.device | str, dtype: torch.dtype) -> KeptRows:
@@ -96,15 +98,18 @@ class KeptRows:
             torch.zeros(shape, device=device, dtype=dtype),
             torch.zeros(rows, tokens, device=device, dtype=torch.bool),
             torch.zeros(rows, device=device, dtype=torch.long),
+            torch.zeros(rows, 2, device=device, dtype=torch.long),
             slots,
+            config.look_limit,
         )
 
-    def frame_index(self, frames_per_block: int) -> Tensor:
-        """Absolute frame numbers [B, frames_per_block] of the rows' next block."""
-        return self.block[:, None] * frames_per_block + torch.arange(frames_per_block, device=self.block.device)
+    def pose(self, keys_BFK: Tensor) -> Tensor:
+        """Poses [B, F, 3] of the rows' next block."""
+        return poses(self.block * keys_BFK.shape[1], self.heading, keys_BFK, self.look_limit)
 
-    def write(self, k_LBThd: Tensor, v_LBThd: Tensor) -> None:
+    def write(self, k_LBThd: Tensor, v_LBThd: Tensor, pose_BF3: Tensor) -> None:
         """Keep a block per row in the slot of its block number, over the oldest."""
+        self.heading = pose_BF3[:, -1, 1:].clone()
         tokens = k_LBThd.shape[2]
         row = torch.arange(len(self.block), device=self.block.device)[:, None]
         place = (self.block % self.slots)[:, None] * tokens + torch.arange(tokens, device=self.block.device)
@@ -117,6 +122,7 @@ class KeptRows:
         """Forget the rows marked in `rows` [B] bool."""
         self.valid &= ~rows[:, None]
         self.block.masked_fill_(rows, 0)
+        self.heading = torch.where(rows[:, None], 0, self.heading)
 
 
 def draw_noise(shape: tuple[int, ...], seed: int, block: int, index: int, device: torch.device | str) -> Tensor:
@@ -142,10 +148,11 @@ class ReferencePlay:
     def block(self, keys_BFK: Tensor, places_BF: Tensor, given: Tensor | None = None) -> Tensor:
         """The next block [B, F, 3, H, W] in [-1, 1]; `given` is taken instead of one of its own."""
         config, kept = self.config, self.kept
-        told = (keys_BFK.float(), places_BF, kept.frame_index(config.frames_per_block), kept.k, kept.v, kept.valid)
+        pose = kept.pose(keys_BFK)
+        told = (keys_BFK.float(), places_BF, pose, kept.k, kept.v, kept.valid)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             frames = self._sample(len(keys_BFK), told) if given is None else given
-            kept.write(*self.cached(frames, frames.new_full(frames.shape[:2], config.context_noise), *told)[1:])
+            kept.write(*self.cached(frames, frames.new_full(frames.shape[:2], config.context_noise), *told)[1:], pose)
         self.number += 1
         return frames
 

@@ -23,10 +23,10 @@ from realtime_omni.models.tiny_world.places import PLACES
 from recipes.tiny_world.renderer import Renderer, cast
 
 MOVE = 0.11
-TURN = math.radians(6.0)
+TURN = math.radians(5.0)
 LOOK = 0.06
 LOOK_LIMIT = 0.36
-RADIUS = 0.22
+RADIUS = 0.3
 SIDE = 14
 BLOCKS = 17
 PROPS = 8

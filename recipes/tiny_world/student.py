@@ -2,9 +2,11 @@
 
 Owns: a bank of rows that roll on from step to step, as sessions do on a server (same cache,
 same sampler, same commit), and one training step on it. A row starts with 1 to 7 true blocks,
-then lives on its own pictures for up to `MAX_LIFE` blocks. While the simulator's clip lasts the
-truth pulls too, less with every own block: what comes after is not certain, and a squared error
-on it would only teach blur.
+then lives on its own pictures, some within their clip, the others for up to `MAX_LIFE` blocks.
+While the simulator's clip lasts the truth pulls too, less with every own block: what comes after
+is not certain, and a squared error on it would only teach blur. Then the row follows the keys of
+other clips, a clip at a time, and in most rows a player that turns where its picture is plain: a
+session's player has eyes, and a network that was never asked to leave its own walls stays there.
 """
 
 from __future__ import annotations
@@ -17,13 +19,18 @@ from torch import Tensor, nn
 from realtime_omni.models.tiny_world.network import NetworkConfig
 from realtime_omni.models.tiny_world.sampler import schedule, step
 from recipes.tiny_world.data import ClipPool
+from recipes.tiny_world.evaluate import PLAIN, gradient_energy
 from recipes.tiny_world.losses import Discriminator, discriminator_loss, reconstruction
 from recipes.tiny_world.rollout import KeptRows
+from recipes.tiny_world.simulator import J, L
 
-MAX_LIFE = 60
+MAX_LIFE = 240
+NEAR_TRUTH = 0.45  # share of rows that end within their clip
+HEED = 0.7  # share of rows whose player turns where its picture is plain
 SWITCH = 0.03
-TRUST_DECAY = 0.7  # weight of the truth after each own block
-ADVERSARIAL = 0.4  # size of the discriminator's gradient against the truth's, per picture
+TRUST_DECAY = 0.85  # weight of the truth after each own block
+ADVERSARIAL = 0.45  # size of the discriminator's gradient against the truth's, per picture
+YIELD = 0.7  # of it is taken away where the truth has its full weight: what is certain needs no taste
 
 
 @dataclasses.dataclass
@@ -36,10 +43,18 @@ class Bank:
     life: Tensor
     last: Tensor
     place: Tensor
+    tune: Tensor
+    beat: Tensor
+    way: Tensor
+    expected: Tensor
     max_life: int = MAX_LIFE
+    """`tune` and `beat`: the clip and block whose keys a row plays after its own clip; `way`: the key it turns away from
+    plain walls by, or none (-1); `expected` [places]: the places' mean sharpness."""
 
     @classmethod
-    def fresh(cls, config: NetworkConfig, pool: ClipPool, rows: int, max_life: int = MAX_LIFE) -> Bank:
+    def fresh(
+        cls, config: NetworkConfig, pool: ClipPool, rows: int, expected: Tensor, max_life: int = MAX_LIFE
+    ) -> Bank:
         device, size = pool.frames.device, config.image_size
         kept = KeptRows.empty(config, rows, device, torch.bfloat16)
         long = torch.zeros(rows, dtype=torch.long, device=device)
@@ -50,6 +65,10 @@ class Bank:
             long.clone(),
             torch.zeros(rows, 3, size, size, device=device),
             long.clone(),
+            long.clone(),
+            torch.full_like(long, pool.frames.shape[1]),
+            long.clone(),
+            expected,
             max_life,
         )
         bank.restart(pool, torch.ones(rows, dtype=torch.bool, device=device))
@@ -63,8 +82,12 @@ class Bank:
         many = torch.randint(4, 8, (count,), device=device)
         given = torch.where(torch.rand(count, device=device) < 0.7, few, many)
         self.given = torch.where(rows, given, self.given)
-        life = (torch.rand(count, device=device) ** 2 * self.max_life).long() + 8
+        chance = torch.rand(3, count, device=device)
+        near = torch.arange(count, device=device) < NEAR_TRUTH * count
+        life = torch.where(near, chance[0] * 4, chance[0] ** 2 * self.max_life).long() + 8
         self.life = torch.where(rows, life, self.life)
+        way = torch.where(chance[1] < 0.5, J, L)
+        self.way = torch.where(rows, torch.where(chance[2] < HEED, way, -1), self.way)
         self.place = torch.where(rows, pool.place[self.clip, 0], self.place)
 
     def told(self, pool: ClipPool, per: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -75,13 +98,22 @@ class Bank:
         truth, keys, place = pool.blocks(self.clip, block, per)
         count, device = len(known), known.device
         other = pool.pick(count)
-        _, other_keys, _ = pool.blocks(other, torch.randint(1, last_block + 1, (count,), device=device), per)
-        keys = torch.where(known[:, None, None], keys, other_keys)
         change = torch.rand(count, device=device) < SWITCH
         strange = torch.where(change, pool.place[other, 0], self.place)
+        ended = self.beat > last_block
+        self.tune = torch.where(ended, other, self.tune)
+        self.beat = torch.where(ended, torch.randint(1, last_block + 1, (count,), device=device), self.beat) + 1
+        played = self.turned_away(pool.blocks(self.tune, self.beat - 1, per)[1])
+        keys = torch.where(known[:, None, None], keys, played)
         place = torch.where(known[:, None], place, strange[:, None])
         self.place = place[:, -1]
         return truth, keys, place, known
+
+    def turned_away(self, keys: Tensor) -> Tensor:
+        """`keys` [B, F, 8], or the one that turns a row away from a picture that is plain for its place."""
+        plain = (self.way >= 0) & (gradient_energy(self.last) < PLAIN * self.expected[self.place])
+        turning = torch.nn.functional.one_hot(self.way.clamp_min(0), keys.shape[-1]).to(keys.dtype)
+        return torch.where(plain[:, None, None], turning[:, None], keys)
 
 
 @dataclasses.dataclass
@@ -112,7 +144,7 @@ class Student:
         """Judge, then the network's gradients (left in .grad), then the rows move on by one block."""
         per, bank, kept = self.config.frames_per_block, self.bank, self.bank.kept
         truth, keys, place, known = bank.told(self.pool, per)
-        told = (keys, place, kept.frame_index(per), kept.k, kept.v, kept.valid)
+        told = (keys, place, kept.pose(keys), kept.k, kept.v, kept.valid)
         with torch.autocast(truth.device.type, torch.bfloat16):
             x0 = self.sample(told, two_steps, truth.shape, truth.device)
         judged = (kept.block > 0).float()
@@ -121,7 +153,8 @@ class Student:
         trust = judged * known * TRUST_DECAY**own
         error, grade = self._pull(x0, truth, keys, place, judged, trust, strength)
         self.move_on(x0.detach(), truth, told)
-        return {"truth": error, "judge": judge_loss, "grade": grade}
+        plain = (gradient_energy(bank.last) < PLAIN * bank.expected[bank.place]).float().mean()
+        return {"truth": error, "judge": judge_loss, "grade": grade, "plain": plain}
 
     @torch.no_grad()
     def move_on(self, x0: Tensor, truth: Tensor, told: tuple) -> None:
@@ -132,7 +165,7 @@ class Student:
         with torch.autocast(truth.device.type, torch.bfloat16):
             level = final.new_full(final.shape[:2], self.config.context_noise)
             _, k, v = self.cached(final, level, *told)
-        kept.write(k, v)
+        kept.write(k, v, told[2])
         bank.last = final[:, -1]
         bank.restart(self.pool, kept.block >= bank.life)
 
@@ -174,7 +207,8 @@ class Student:
         size_truth = by_truth.square().mean().sqrt()
         size_judge = by_judge.square().mean((1, 2, 3, 4), keepdim=True).sqrt().mean()
         pull = by_truth * trust.view(-1, 1, 1, 1, 1)
-        push = by_judge * (judged.view(-1, 1, 1, 1, 1) * strength * ADVERSARIAL * size_truth / (size_judge + 1e-12))
+        weight = (judged * (1 - YIELD * trust)).view(-1, 1, 1, 1, 1)
+        push = by_judge * (weight * strength * ADVERSARIAL * size_truth / (size_judge + 1e-12))
         x0.backward((pull + push) / len(x0))
         known = trust.sum().clamp_min(1e-6)
         return (error.detach() * trust).sum() / known, (score.detach() * judged).sum() / judged.sum().clamp_min(1)

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from realtime_omni.models.tiny_world.network import Attend, NetworkConfig, TinyWorldNet
+from realtime_omni.models.tiny_world.network import Attend, NetworkConfig, TinyWorldNet, poses
 from realtime_omni.models.tiny_world.sampler import add_noise
 from recipes.tiny_world.losses import reconstruction
 
 MEAN_LEVEL, SPREAD = 0.9, 1.0  # of the logit-normal noise level: few-step sampling lives near noise
-PURE_NOISE = 0.25  # share of blocks trained exactly at level 1, the first sampler step
+PURE_NOISE = 0.6  # share of blocks trained exactly at level 1: the only sampler step, or the first
 CONTEXT_NOISE = 0.2
 
 
@@ -78,9 +78,10 @@ class TeacherPass(nn.Module):
         """context, noised [B, F - frames_per_block, ...]; keys, place of the whole clip; returns like noised."""
         per_block = self.net.config.frames_per_block
         frames = keys.shape[1]
-        index = torch.arange(frames, device=keys.device)[None].expand(keys.shape[0], -1)
+        begin = torch.zeros(len(keys), 2, dtype=torch.long, device=keys.device)
+        pose = poses(begin[:, 0], begin, keys, self.net.config.look_limit)
         told = [
-            torch.cat((value[:, : frames - per_block], value[:, per_block:]), dim=1) for value in (keys, place, index)
+            torch.cat((value[:, : frames - per_block], value[:, per_block:]), dim=1) for value in (keys, place, pose)
         ]
         x, t = torch.cat((context, noised), dim=1), torch.cat((level_c, level_n), dim=1)
         h, condition = self.net.trunk(x, t, told[0], told[1], told[2], self.attend)

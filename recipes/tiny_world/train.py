@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
+import math
 import os
 import time
 from pathlib import Path
@@ -22,18 +24,23 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet
+from recipes.tiny_world.candidates import Bench
 from recipes.tiny_world.data import ClipPool
+from recipes.tiny_world.evaluate import CLIP_PLAYER, contact_sheet, sharpness_of_places
 from recipes.tiny_world.losses import Discriminator
 from recipes.tiny_world.optimizer import make_optimizers
 from recipes.tiny_world.rollout import CachedPass
-from recipes.tiny_world.simulator import Simulator
+from recipes.tiny_world.simulator import Player, Simulator
 from recipes.tiny_world.student import Bank, Student
 from recipes.tiny_world.teacher import TeacherPass, dense_attend, flex_attend, teacher_loss
 
-EMA_A, EMA_B = 0.999, 0.998
+EMA_A, EMA_B = 0.999, 0.999
 WARMUP_STEPS = 200
+LAYER_WINDOWS = (24, 9, 9, 9, 9, 9, 24, 24)  # frames that each layer sees in stage B and when served (DECISIONS 71)
 DECAY_FROM = 0.5  # of a stage's time: constant before, linear to a twentieth after
 BLEND = 0.5  # of the exported weights between stage A and stage B: B's firmness in long runs without its speckles
+PLAYERS = (Player(), CLIP_PLAYER, Player(), CLIP_PLAYER, Player(heed=0.03, forward=0.75))
+"""Two in five wander, two play as the evaluation does (on other maps), one stays in front of walls."""
 TEACHER_EVERY = 4  # in stage B one step in so many is a stage A step, the anchor
 
 
@@ -75,9 +82,10 @@ class Run:
 
     def __init__(self, args: argparse.Namespace, team: Team) -> None:
         self.args, self.team = args, team
-        self.config = tiny_config() if args.tiny else NetworkConfig()
+        self.config = tiny_config() if args.tiny else NetworkConfig(layer_windows=LAYER_WINDOWS)
         torch.manual_seed(args.seed)
         self.net = TinyWorldNet(self.config).to(team.device)
+        self.began = time.monotonic()
         if args.weights:
             self.net.load_state_dict({name: value.float() for name, value in load_file(args.weights).items()})
         self.ema = {name: value.detach().clone() for name, value in self.net.state_dict().items()}
@@ -88,6 +96,10 @@ class Run:
         self.saved_at = time.monotonic()
         for folder in (self.state, self.out):
             folder.mkdir(parents=True, exist_ok=True)
+
+    def left(self, kept_back: float = 0.0) -> float:
+        """Seconds until --stop-at-s, less `kept_back`."""
+        return self.args.stop_at_s - (time.monotonic() - self.began) - kept_back
 
     def update_average(self, decay: float, steps: int) -> None:
         decay = min(decay, (1 + steps) / (10 + steps))
@@ -156,9 +168,9 @@ def export(weights: dict[str, Tensor], path: Path) -> None:
     os.replace(part, path)
 
 
-def set_lr(optimizers: list[torch.optim.Optimizer], steps: int, progress: float) -> None:
+def set_lr(optimizers: list[torch.optim.Optimizer], steps: int, progress: float, decay_from: float) -> None:
     rise = min(1.0, (steps + 1) / WARMUP_STEPS)
-    fall = 1.0 if progress < DECAY_FROM else max(0.0, 1 - (progress - DECAY_FROM) / (1 - DECAY_FROM)) * 0.95 + 0.05
+    fall = min(1.0, max(0.0, 1 - progress) / (1 - decay_from)) * 0.95 + 0.05
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["base_lr"] * rise * fall
@@ -199,8 +211,9 @@ def stage_a(run: Run, pool: ClipPool, model: nn.Module, kept: dict | None) -> No
     teacher_step(run, model, pool)  # compiles; its gradient is dropped, its time not counted
     run.net.zero_grad(set_to_none=True)
     began, spent = time.monotonic() - run.spent, run.spent
-    while spent < run.args.seconds_a:
-        set_lr(optimizers, steps, spent / run.args.seconds_a)
+    whole = min(run.args.seconds_a, spent + run.left())
+    while spent < whole:
+        set_lr(optimizers, steps, spent / whole, DECAY_FROM)
         loss, squared = teacher_step(run, model, pool)
         apply(run, optimizers)
         run.update_average(EMA_A, steps)
@@ -214,36 +227,41 @@ def stage_a(run: Run, pool: ClipPool, model: nn.Module, kept: dict | None) -> No
     run.save(optimizers, steps, spent, done=True)
 
 
-def make_student(run: Run, pool: ClipPool) -> Student:
+def make_student(run: Run, pool: ClipPool, expected: Tensor) -> Student:
     judge = Discriminator(run.config).to(run.team.device, memory_format=torch.channels_last)
+    if run.args.judge:
+        judge.load_state_dict({name: value.float() for name, value in load_file(run.args.judge).items()})
     if run.team.size > 1:
         for value in judge.state_dict().values():
             dist.broadcast(value, 0)
     judge_optimizer = torch.optim.AdamW(judge.parameters(), lr=2e-4, betas=(0.0, 0.99), weight_decay=0.0)
     cached = CachedPass(run.net)
     cached = torch.compile(cached, dynamic=False) if run.args.compile else cached
-    return Student(run.config, cached, judge, judge_optimizer, pool, Bank.fresh(run.config, pool, run.args.rows))
+    bank = Bank.fresh(run.config, pool, run.args.rows, expected)
+    return Student(run.config, cached, judge, judge_optimizer, pool, bank)
 
 
 def rehearse(run: Run, student: Student) -> None:
     """One step of each kind, its gradients dropped: stage B must not fail, or compile, ten minutes from now."""
-    for two_steps in (True, False):
+    for two_steps in (True, False) if run.args.two_steps else (False,):
         student.step(two_steps, 1.0, run.team.average)
     run.net.zero_grad(set_to_none=True)
 
 
-def stage_b(run: Run, pool: ClipPool, model: nn.Module, student: Student) -> None:
+def stage_b(run: Run, pool: ClipPool, model: nn.Module, student: Student, bench: Bench) -> None:
     """Starts from the average of stage A; saved weights only, a stage B begun again starts over."""
     run.net.load_state_dict(run.ema)
     teacher = {name: value.clone() for name, value in run.ema.items()}
     run.stage = "b"
-    student.bank = Bank.fresh(run.config, pool, run.args.rows)
-    optimizers = make_optimizers(run.net, run.args.muon_lr * 0.1, run.args.adam_lr * 0.2)
+    student.bank = Bank.fresh(run.config, pool, run.args.rows, student.bank.expected)
+    optimizers = make_optimizers(run.net, run.args.muon_lr * run.args.fine, run.args.adam_lr * 2 * run.args.fine)
     choose = torch.Generator().manual_seed(run.args.seed)
+    alone, rise = (50, 150) if run.args.judge else (200, 400)  # steps before the judge pulls, and until it does in full
     began, spent, steps = time.monotonic(), 0.0, 0
-    while spent < run.args.seconds_b:
-        set_lr(optimizers, steps, spent / run.args.seconds_b)
-        strength = min(1.0, max(0.0, (steps - 200) / 400))
+    whole = run.team.agree(min(run.args.seconds_b, run.left(run.args.compare_s)))
+    while spent < whole:
+        set_lr(optimizers, steps, spent / whole, run.args.decay_from)
+        strength = min(1.0, max(0.0, (steps - alone) / rise))
         two_steps = torch.rand((), generator=choose).item() < run.args.two_steps
         told = student.step(two_steps, strength, run.team.average)
         if steps % TEACHER_EVERY == 0:
@@ -257,10 +275,37 @@ def stage_b(run: Run, pool: ClipPool, model: nn.Module, student: Student) -> Non
             run.note("b", steps, spent, **told)
         if time.monotonic() - run.saved_at > 120:
             run.save(optimizers, steps, spent)
+            export(student.judge.state_dict(), run.out / "judge.safetensors")
+            run.note("check", steps, spent, **clip_numbers(bench.clips(run.ema)))
     run.save(optimizers, steps, spent, done=True)
+    export(student.judge.state_dict(), run.out / "judge.safetensors")
     if run.team.rank == 0:
         blend = {name: torch.lerp(teacher[name], value, BLEND) for name, value in run.ema.items()}
         export(blend, run.out / "model.safetensors")
+        compare_ends(run, bench, {"start": teacher, "end": run.ema, "blend": blend})
+
+
+def clip_numbers(scores: dict) -> dict[str, float]:
+    found = {f"psnr_{frame}": value for frame, value in scores["psnr_db"].items()}
+    return found | {f"sharp_{frame}": value for frame, value in scores["sharpness_ratio"].items()}
+
+
+def compare_ends(run: Run, bench: Bench, found: dict[str, dict[str, Tensor]]) -> None:
+    """Clips of all, then walks of the end and of the blend, and pictures of them, while --stop-at-s allows."""
+    scores = {name: bench.clips(weights) for name, weights in found.items()}
+    print(json.dumps(scores), flush=True)
+    took = 0.0
+    for name in ("end", "blend"):
+        if run.left() < took:
+            break
+        began = time.monotonic()
+        walks, seen = bench.walks(found[name])
+        scores[name] |= walks
+        print(name, json.dumps(walks), flush=True)
+        at = torch.linspace(0, seen.shape[1] - 1, 12).long()
+        contact_sheet(seen[:12, at].cpu(), run.out / f"walks_{name}.jpg")
+        took = time.monotonic() - began
+        (run.out / "compared.json").write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -278,7 +323,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--frames", type=int, default=30, help="frames of a clip")
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=1e-3)
-    parser.add_argument("--two-steps", type=float, default=0.6, help="share of stage B steps with two sampler steps")
+    parser.add_argument("--two-steps", type=float, default=0.0, help="share of stage B steps with two sampler steps")
+    parser.add_argument("--fine", type=float, default=0.1, help="stage B's step size against stage A's")
+    parser.add_argument("--decay-from", type=float, default=DECAY_FROM, help="of stage B's time: full steps before")
+    parser.add_argument("--judge", help="a discriminator to go on from; default: a new one")
+    parser.add_argument("--stop-at-s", type=float, default=math.inf, help="seconds after the start when all must end")
+    parser.add_argument("--compare-s", type=float, default=0.0, help="of these, kept for the comparison at the end")
+    parser.add_argument("--walk-frames", type=int, default=450)
     parser.add_argument("--tiny", action="store_true", help="a toy size, to try the code")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     args = parser.parse_args(argv)
@@ -287,19 +338,26 @@ def main(argv: list[str] | None = None) -> None:
     run = Run(args, team)
     simulator = Simulator(run.config.image_size, team.device, compiled=args.compile)
     pool = ClipPool(
-        simulator, args.pool, args.frames, args.pool_seconds, args.seed * 1000 + team.rank, min(2048, args.pool)
+        simulator,
+        args.pool,
+        args.frames,
+        args.pool_seconds,
+        args.seed * 1000 + team.rank,
+        min(2048, args.pool),
+        PLAYERS,
     )
     print(f"rank {team.rank}: {pool.count} clips in {pool.seconds:.1f} s", flush=True)
     kept = run.load()
     torch.manual_seed(args.seed + team.rank)
     model = teacher_model(run, args.frames // run.config.frames_per_block)
-    student = make_student(run, pool)
+    student = make_student(run, pool, sharpness_of_places(simulator))
     rehearse(run, student)
+    bench = Bench(simulator, student.cached, run.net, args.rows, args.walk_frames)
     print(f"rank {team.rank}: rehearsed", flush=True)
     if run.stage == "a" and not (kept and kept["done"]):
         stage_a(run, pool, model, kept)
     if run.stage == "a" or not (kept and kept["done"]):
-        stage_b(run, pool, model, student)
+        stage_b(run, pool, model, student, bench)
     if team.size > 1:
         dist.destroy_process_group()
 

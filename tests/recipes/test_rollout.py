@@ -34,8 +34,9 @@ def test_a_pass_sees_in_every_layer_what_a_dense_cache_of_its_window_sees(small:
                 kept.reset(torch.tensor([False, True]))
                 caches[1] = [DenseCache(0, window, config.tokens_per_frame) for window in windows]
             x = torch.randn(2, PER, 3, config.image_size, config.image_size)
-            keys, index = (torch.rand(2, PER, 8) < 0.2).float(), kept.frame_index(PER)
-            told = (x, torch.full((2, PER), 0.3), keys, place, index)
+            keys = (torch.rand(2, PER, 8) < 0.2).float()
+            pose = kept.pose(keys)
+            told = (x, torch.full((2, PER), 0.3), keys, place, pose)
             picture, k, v = CachedPass(net)(*told, kept.k, kept.v, kept.valid)
             for row in range(2):
                 alone = [part[row : row + 1] for part in told]
@@ -43,7 +44,7 @@ def test_a_pass_sees_in_every_layer_what_a_dense_cache_of_its_window_sees(small:
                 torch.testing.assert_close(picture[row], plain[0], rtol=0, atol=1e-4)
                 for layer, cache in enumerate(caches[row]):
                     cache.commit(k[layer, row], v[layer, row])
-            kept.write(k, v)
+            kept.write(k, v, pose)
 
 
 def dense(cache: DenseCache, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from realtime_omni.models.common.keys import KEYS  # noqa: E402
+from realtime_omni.models.tiny_world.network import NetworkConfig, poses  # noqa: E402
 from realtime_omni.models.tiny_world.places import PLACES  # noqa: E402
+from recipes.tiny_world.renderer import HALF_FOV_TAN  # noqa: E402
 from recipes.tiny_world.simulator import (  # noqa: E402
+    LOOK,
     LOOK_LIMIT,
     MOVE,
     PROP_CELL,
@@ -28,6 +31,7 @@ from recipes.tiny_world.simulator import (  # noqa: E402
     W,
     advance,
     random_maps,
+    random_starts,
 )
 
 
@@ -116,9 +120,9 @@ def test_looking_up_lowers_the_horizon_and_stops_at_the_limit(simulator):
 
 
 def test_a_wall_stops_the_walker_on_one_axis_and_lets_it_slide_on_the_other():
-    at = pose(x=12.75, degrees=45)
+    at = pose(x=12.68, degrees=45)
     moved = advance(room(), at, press(W))
-    assert moved[0, 0].item() == pytest.approx(12.75)
+    assert moved[0, 0].item() == pytest.approx(12.68)
     assert moved[0, 1].item() > 7.0
 
 
@@ -151,3 +155,38 @@ def test_a_clip_holds_what_its_keys_say(simulator):
     for frame in range(1, 9):
         expected = advance(clips.maps, clips.pose[:, frame - 1], clips.keys[:, frame])
         torch.testing.assert_close(clips.pose[:, frame], expected)
+
+
+def test_the_network_and_the_simulator_agree_where_a_token_looks():
+    """A turn and a look move the picture as the network's rotary positions say: same azimuth and elevation, same sight."""
+    config = NetworkConfig()
+    assert config.turn_steps == round(2 * math.pi / TURN)
+    assert (config.half_fov_tan, config.look_step) == (HALF_FOV_TAN, LOOK)
+    assert config.look_limit == round(LOOK_LIMIT / LOOK)
+    size, generator = 128, torch.Generator().manual_seed(5)
+    maps = random_maps(8, generator, "cpu")
+    position, yaw = random_starts(maps, generator)
+    start = torch.cat((position, yaw[:, None], torch.zeros(8, 1)), dim=-1)
+    keys = torch.zeros(8, 4, len(KEYS))
+    keys[:, :, L] = 1
+    keys[:, :2, I] = 1
+    pose = start
+    for frame in range(4):
+        pose = advance(maps, pose, keys[:, frame])
+    _, turned, looked = poses(torch.zeros(8, dtype=torch.long), torch.zeros(8, 2, dtype=torch.long), keys, 6)[
+        0, -1
+    ].tolist()
+    assert (turned, looked) == (4, 2)
+    simulator, place = Simulator(size, "cpu"), torch.arange(8) % len(PLACES)
+    before, after = (simulator.picture(maps, place, at) for at in (start, pose))
+    screen = (torch.arange(size) + 0.5) / size * 2 - 1
+    azimuth = torch.atan(screen * config.half_fov_tan)
+    there = torch.tan(azimuth - turned * 2 * math.pi / config.turn_steps) / config.half_fov_tan  # of an old column, now
+    columns = ((there + 1) / 2 * size - 0.5).round().long()
+    inside = (columns >= 0) & (columns < size)
+    horizon = size // 2 + torch.arange(-3, 3)
+    moved = horizon + round(looked * config.look_step * size / 2)
+    same = (before[:, :, horizon][..., inside] - after[:, :, moved][..., columns[inside]]).abs().mean()
+    other = (before[:, :, horizon][..., inside] - after[:, :, horizon][..., inside]).abs().mean()
+    assert inside.sum() > size // 2
+    assert same < 0.35 * other

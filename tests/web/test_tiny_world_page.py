@@ -28,7 +28,7 @@ pytestmark = [
 Picture = NDArray[np.float64]
 
 MAX_SHIFT = 20
-"""Pixels of 128: more than a turn of 6 degrees moves a picture with a field of view of 60 or more."""
+"""Pixels of 128: more than a turn of 5 degrees moves a picture with a field of view of 60 or more."""
 HELD_FRAMES = 5
 """Frames for which a key is held, from the first one that reflects it: two blocks."""
 

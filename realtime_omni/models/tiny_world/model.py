@@ -1,15 +1,15 @@
 """tiny-world behind the model contract: the trained network, its sampler and its places.
 
-Owns weights and start pictures. A session's state is its place and, until the prefill, the block to be written next: the
-picture it starts from, or its latest block; everything else it remembers is KV. One tick: ``sampler_steps`` denoise passes,
-uint8 frames. The clean pass, which writes keys and values, is deferred to the prefill.
+Owns weights and start pictures. A session's state is its place, where it faces and, until the prefill, the block to be
+written next: the picture it starts from, or its latest block; everything else it remembers is KV. One tick: ``sampler_steps``
+denoise passes, uint8 frames. The clean pass, which writes keys and values, is deferred to the prefill.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
@@ -38,7 +38,7 @@ from realtime_omni.models.common.keys import KEYS, KeyReducer, check_control, sc
 from realtime_omni.models.common.noise import block_noise
 from realtime_omni.models.common.packing import fingerprint, unpack_tensor, unpack_values
 from realtime_omni.models.tiny_world import sampler
-from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet
+from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet, poses
 from realtime_omni.models.tiny_world.places import PLACES, place_index
 from realtime_omni.models.tiny_world.prompts import nearest_place
 from realtime_omni.session.values import Artifact, ArtifactSpec, ChunkMetadata, Modality, Representation, SessionEvent
@@ -52,6 +52,11 @@ CONTEXT_NOISE_STEP = 1000
 """The step counter of the noise that goes into the history, far from every denoise step's."""
 
 
+_Steps = Annotated[int, Meta(ge=-(2**31), le=2**31)]
+Heading = tuple[_Steps, _Steps]
+"""Where a session faces since it began: steps turned to the right, steps looked up."""
+
+
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The recipe's ``options``. ``steps``: denoise passes per block (default: what the weights were made for)."""
 
@@ -63,29 +68,34 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Unwritten:
     """A block that is not history yet. Compute dtype: ``pictures`` [F, 3, H, W] in [-1, 1], ``keys`` [F, 8] in {0, 1}.
 
-    ``place`` is the one the block was made with, ``chunk`` its index (-1: the start) and selects the context noise."""
+    ``place`` is the one the block was made with, ``heading`` that before its first frame, ``chunk`` its index (-1: the start)
+    and selects the context noise."""
 
     pictures: Tensor
     keys: Tensor
     place: int
+    heading: Heading
     chunk: int
 
 
 class _SavedBlock(msgspec.Struct, forbid_unknown_fields=True):
     place: Annotated[int, Meta(ge=0, lt=len(PLACES))]
+    heading: Heading
     chunk: Annotated[int, Meta(ge=-1)]
 
 
 @dataclass(frozen=True, slots=True)
 class TinyWorldState:
-    """A session's own memory."""
+    """A session's own memory; ``heading`` after its latest frame."""
 
     place: int
+    heading: Heading
     unwritten: Unwritten | None
 
 
 class _Saved(msgspec.Struct, forbid_unknown_fields=True):
     place: Annotated[int, Meta(ge=0, lt=len(PLACES))]
+    heading: Heading
     unwritten: _SavedBlock | None
 
 
@@ -167,6 +177,7 @@ class TinyWorld:
         yield Checkpoint("forward")
         active = batch.active
         blocks: list[Unwritten] = [batch.rows[r].state.unwritten for r in active]
+        keys_BFK = torch.stack([b.keys for b in blocks])
         clean_BFCHW = torch.stack([b.pictures for b in blocks])
         levels = torch.full(clean_BFCHW.shape[:2], level, device=self._device)
         if level:
@@ -178,15 +189,13 @@ class TinyWorld:
         self._net.commit(
             clean_BFCHW,
             levels.to(self._dtype),
-            torch.stack([b.keys for b in blocks]),
+            keys_BFK,
             self._places([b.place for b in blocks]),
-            self._positions(batch, active),
+            self._poses(batch, active, [b.heading for b in blocks], keys_BFK),
             lambda layer, q, k, v: attention.attend(layer, q, k, v, rows=active, commit=True),
         )
         return {
-            r: RowOutput(
-                ChunkMetadata.from_tick(batch.rows[r].tick), (), TinyWorldState(batch.rows[r].state.place, None)
-            )
+            r: RowOutput(ChunkMetadata.from_tick(batch.rows[r].tick), (), replace(batch.rows[r].state, unwritten=None))
             for r in batch.active
         }
 
@@ -201,13 +210,13 @@ class TinyWorld:
         for level, following in self._levels:
             yield Checkpoint("forward")
             active = batch.active
-            now = torch.stack([x[r] for r in active])
+            now, keys_BFK = torch.stack([x[r] for r in active]), torch.stack([keys[r] for r in active])
             x0 = self._net(
                 now,
                 torch.full((len(active), frames), level, device=self._device, dtype=self._dtype),
-                torch.stack([keys[r] for r in active]),
+                keys_BFK,
                 self._places([places[r] for r in active]),
-                self._positions(batch, active),
+                self._poses(batch, active, [batch.rows[r].state.heading for r in active], keys_BFK),
                 lambda layer, q, k, v, rows=active: attention.attend(layer, q, k, v, rows=rows, commit=False),
             )
             x.update(zip(active, sampler.step(now, x0, level, following), strict=True))
@@ -218,21 +227,24 @@ class TinyWorld:
     def pack(self, state: TinyWorldState) -> PackedState:
         block = state.unwritten
         if block is None:
-            return PackedState({}, {"place": state.place, "unwritten": None})
+            return PackedState({}, {"place": state.place, "heading": list(state.heading), "unwritten": None})
         tensors = {"pictures": block.pictures, "keys": block.keys}
-        return PackedState(tensors, {"place": state.place, "unwritten": {"place": block.place, "chunk": block.chunk}})
+        kept = {"place": block.place, "heading": list(block.heading), "chunk": block.chunk}
+        return PackedState(tensors, {"place": state.place, "heading": list(state.heading), "unwritten": kept})
 
     def unpack(self, packed: PackedState) -> TinyWorldState:
         saved = unpack_values(packed, _Saved, ("pictures", "keys") if packed.tensors else ())
         if (saved.unwritten is None) == bool(packed.tensors):
             raise ArgumentError("the state has a block without its tensors, or tensors without a block", path="state")
         if saved.unwritten is None:
-            return TinyWorldState(saved.place, None)
+            return TinyWorldState(saved.place, saved.heading, None)
         shapes = {"pictures": self._block_shape, "keys": (self.config.frames_per_block, len(KEYS))}
         pictures, keys = (
             unpack_tensor(packed, name, shape, dtype=self._dtype, device=self._device) for name, shape in shapes.items()
         )
-        return TinyWorldState(saved.place, Unwritten(pictures, keys, saved.unwritten.place, saved.unwritten.chunk))
+        block = saved.unwritten
+        unwritten = Unwritten(pictures, keys, block.place, block.heading, block.chunk)
+        return TinyWorldState(saved.place, saved.heading, unwritten)
 
     def fingerprint(self) -> str:
         return self._fingerprint
@@ -249,7 +261,8 @@ class TinyWorld:
         """A session begins with a block that shows its picture and holds no key."""
         frames = self.config.frames_per_block
         still = torch.zeros(frames, len(KEYS), device=self._device, dtype=self._dtype)
-        return TinyWorldState(place, Unwritten(picture_CHW.expand(frames, -1, -1, -1), still, place, chunk=-1))
+        start = Unwritten(picture_CHW.expand(frames, -1, -1, -1), still, place, heading=(0, 0), chunk=-1)
+        return TinyWorldState(place, (0, 0), start)
 
     @property
     def _block_shape(self) -> tuple[int, int, int, int]:
@@ -271,9 +284,13 @@ class TinyWorld:
         column = torch.tensor(places, device=self._device)[:, None]
         return column.expand(-1, self.config.frames_per_block)
 
-    def _positions(self, batch: StepBatch, active: tuple[int, ...]) -> Tensor:
-        first = torch.tensor([batch.rows[r].frame_index for r in active], device=self._device)[:, None]
-        return first + torch.arange(self.config.frames_per_block, device=self._device)
+    def _poses(
+        self, batch: StepBatch, active: tuple[int, ...], headings: Sequence[Heading], keys_BFK: Tensor
+    ) -> Tensor:
+        """[B, F, 3] long."""
+        first = torch.tensor([batch.rows[r].frame_index for r in active], device=self._device)
+        heading = torch.tensor(headings, device=self._device).view(-1, 2)
+        return poses(first, heading, keys_BFK, self.config.look_limit)
 
     def _output(self, row: StepRow, place: int, picture_FCHW: Tensor, keys_FK: Tensor) -> RowOutput:
         artifacts = []
@@ -282,8 +299,12 @@ class TinyWorld:
             artifacts.append(
                 Artifact("frames", Modality.VIDEO, Representation.DECODED, "TCHW", data, fps=self._spec.fps)
             )
-        block = Unwritten(picture_FCHW, keys_FK, place, row.tick.chunk_index)
-        return RowOutput(ChunkMetadata.from_tick(row.tick), tuple(artifacts), TinyWorldState(place, block))
+        before: Heading = row.state.heading
+        first, heading = torch.zeros(1, dtype=torch.long), torch.tensor([before])
+        _, turned, looked = poses(first, heading, keys_FK[None].cpu(), self.config.look_limit)[0, -1].tolist()
+        after = (turned % self.config.turn_steps, looked)
+        block = Unwritten(picture_FCHW, keys_FK, place, before, row.tick.chunk_index)
+        return RowOutput(ChunkMetadata.from_tick(row.tick), tuple(artifacts), TinyWorldState(place, after, block))
 
     def _fit(self, image: np.ndarray) -> Tensor:
         """Centre crop to a square, resize, [-1, 1]. Raises ArgumentError (``image_invalid``)."""

@@ -8,8 +8,12 @@ Must not know: how history is kept. There is no mask, cache, window or page here
 passes `attend`, which receives the rotated queries and keys of every layer and decides what
 they see. Training passes a masked attention over whole clips, a server its paged cache.
 
-Invariants: rows of a batch never mix; positions enter only through rotary angles of absolute
-frame numbers, so a row may stand at any frame (angles are computed in float64).
+Where a token looks is known: the keys say how far a session has turned and looked up since it
+began. So rotary positions are those of the world: a token's column is the azimuth it sees and
+its row the elevation, and what was seen before a turn is found again where it was.
+
+Invariants: rows of a batch never mix; frame numbers and azimuths enter only through rotary
+angles, so a row may stand at any frame and face anywhere (angles are computed in float64).
 
 Shape legend: B rows, F frames, N tokens of a frame, T = F * N, D width, G = grid side,
 C = 3 colours, H W = image side, K keys.
@@ -32,6 +36,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """`attend(layer, q, k, v)`: each [B, T, heads, head_dim], q and k rotated; returns the same shape."""
 
 ROPE_BASE = 100.0  # positions that are compared lie within one window: 24 frames, 8 rows, 8 columns
+HARMONICS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 28)  # of the azimuth: whole numbers, so a full turn is none
 NOISE_FREQUENCIES = 64
 
 
@@ -55,9 +60,16 @@ class NetworkConfig:
     """The same for each layer, where some see fewer; empty: all see the window. They may be set after training."""
     num_places: int = 6
     num_keys: int = 8
+    turn_steps: int = 72
+    """Frames of turning that make a full turn."""
+    look_step: float = 0.06
+    """What a frame of looking up or down shifts the horizon by, in half pictures; at most `look_limit` such steps."""
+    look_limit: int = 6
+    half_fov_tan: float = 0.9
+    """Tangent of half the angle of view."""
     context_noise: float = 0.0
     """Noise level at which a finished block is written into the history."""
-    sampler_steps: int = 2
+    sampler_steps: int = 1
     sampler_shift: float = 2.0
 
     def __post_init__(self) -> None:
@@ -96,11 +108,26 @@ class NetworkConfig:
         return cls.from_json(path.read_text(encoding="utf-8"))
 
 
-def rope_dims(head_dim: int) -> tuple[int, int, int]:
-    """How a head's channels are shared by (time, row, column); each is even."""
-    time = head_dim // 4
-    row = (head_dim - time) // 4 * 2
-    return time, row, head_dim - time - row
+def rope_dims(head_dim: int) -> tuple[int, int, int, int]:
+    """How a head's channels are shared by (time, elevation, column of the picture, azimuth); each is even."""
+    time = row = head_dim // 8 * 2
+    column = head_dim // 16 * 2
+    return time, row, column, head_dim - time - row - column
+
+
+def poses(first_frame: Tensor, heading: Tensor, keys: Tensor, look_limit: int) -> Tensor:
+    """[B, F, 3] long of the frames that come about under `keys` [B, F, 8]: (frame number, steps turned right, looked up).
+
+    `first_frame` [B] is the number of the first of them, `heading` [B, 2] the last two columns of the frame before it.
+    """
+    pressed = (keys > 0.5).long()
+    turned = heading[:, :1] + (pressed[..., 7] - pressed[..., 5]).cumsum(1)
+    looked, up = [], heading[:, 1]
+    for frame in range(keys.shape[1]):
+        up = (up + pressed[:, frame, 4] - pressed[:, frame, 6]).clamp(-look_limit, look_limit)
+        looked.append(up)
+    number = first_frame[:, None] + torch.arange(keys.shape[1], device=keys.device)
+    return torch.stack((number, turned, torch.stack(looked, 1)), dim=-1)
 
 
 def rope_angles(position: Tensor, dims: int) -> Tensor:
@@ -205,6 +232,7 @@ class TinyWorldNet(nn.Module):
         self.config = config
         width = config.width
         self.embed = nn.Linear(3 * config.patch * config.patch, width)
+        self.position = nn.Parameter(torch.zeros(config.tokens_per_frame, width))
         self.noise_mlp = nn.Sequential(nn.Linear(2 * NOISE_FREQUENCIES, width), nn.SiLU(), nn.Linear(width, width))
         self.keys_mlp = nn.Sequential(nn.Linear(2 * config.num_keys, width), nn.SiLU(), nn.Linear(width, width))
         self.place = nn.Embedding(config.num_places, width)
@@ -219,19 +247,19 @@ class TinyWorldNet(nn.Module):
             nn.init.zeros_(zero.weight)
             nn.init.zeros_(zero.bias)
 
-    def forward(self, x: Tensor, t: Tensor, keys: Tensor, place: Tensor, frame_index: Tensor, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, t: Tensor, keys: Tensor, place: Tensor, pose: Tensor, attend: Attend) -> Tensor:
         """The clean block x0 [B, F, 3, H, W] in about [-1, 1].
 
         x [B, F, 3, H, W] noised block; t [B, F] noise level, 0 clean to 1 noise; keys [B, F, 8]
         0 or 1 in the order w a s d i j k l, held while the frame came about; place [B, F] long;
-        frame_index [B, F] long, absolute, >= 0. F is a multiple of frames_per_block.
+        pose [B, F, 3] long as `poses` gives it. F is a multiple of frames_per_block.
         """
-        h, condition = self.trunk(x, t, keys, place, frame_index, attend)
+        h, condition = self.trunk(x, t, keys, place, pose, attend)
         return self.decode(h, condition)
 
-    def commit(self, x: Tensor, t: Tensor, keys: Tensor, place: Tensor, frame_index: Tensor, attend: Attend) -> None:
+    def commit(self, x: Tensor, t: Tensor, keys: Tensor, place: Tensor, pose: Tensor, attend: Attend) -> None:
         """The same pass for its keys and values alone: every layer calls `attend`, no picture is made."""
-        self.trunk(x, t, keys, place, frame_index, attend, whole=False)
+        self.trunk(x, t, keys, place, pose, attend, whole=False)
 
     def trunk(
         self,
@@ -239,7 +267,7 @@ class TinyWorldNet(nn.Module):
         t: Tensor,
         keys: Tensor,
         place: Tensor,
-        frame_index: Tensor,
+        pose: Tensor,
         attend: Attend,
         *,
         whole: bool = True,
@@ -247,9 +275,9 @@ class TinyWorldNet(nn.Module):
         """Tokens after the last layer [B, F, N, D], or without `whole` before it, which then only attends; and the
         condition [B, F, D], for `decode`."""
         condition = self.condition(t, keys, place)
-        h = self.embed(self.patches(x)) + self.condition_in(condition)[:, :, None]
+        h = self.embed(self.patches(x)) + self.condition_in(condition)[:, :, None] + self.position
         mod = self.modulation(condition).unflatten(-1, (6, -1))
-        cos, sin = self.rope(frame_index)
+        cos, sin = self.rope(pose)
         *inner, last = cast("list[Layer]", list(self.blocks))
         for index, layer in enumerate(inner):
             h = layer(index, h, mod, cos, sin, attend)
@@ -285,16 +313,22 @@ class TinyWorldNet(nn.Module):
         x = x.view(B, F, 3, grid, patch, grid, patch).permute(0, 1, 3, 5, 2, 4, 6)
         return x.reshape(B, F, grid * grid, 3 * patch * patch)
 
-    def rope(self, frame_index: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, cos) and (-sin, sin) of the angles of (frame, row, column): [B, T, 1, 1, head_dim] in float32."""
-        B, F = frame_index.shape
-        grid = self.config.grid
-        time_dims, row_dims, column_dims = rope_dims(self.config.head_dim)
-        side = torch.arange(grid, device=frame_index.device)
-        time = rope_angles(frame_index, time_dims)[:, :, None].expand(B, F, grid * grid, -1)
-        row = rope_angles(side, row_dims)[:, None].expand(grid, grid, -1).reshape(1, 1, grid * grid, -1)
-        column = rope_angles(side, column_dims)[None].expand(grid, grid, -1).reshape(1, 1, grid * grid, -1)
-        angles = torch.cat((time, row.expand(B, F, -1, -1), column.expand(B, F, -1, -1)), dim=-1)
-        angles = angles.reshape(B, F * grid * grid, 1, 1, -1)
+    def rope(self, pose_BF3: Tensor) -> tuple[Tensor, Tensor]:
+        """(cos, cos) and (-sin, sin) of a token's angles: [B, T, 1, 1, head_dim] in float32."""
+        B, F = pose_BF3.shape[:2]
+        config, device = self.config, pose_BF3.device
+        grid, (time_dims, row_dims, column_dims, azimuth_dims) = config.grid, rope_dims(config.head_dim)
+        frame, turned, looked = pose_BF3.unbind(-1)
+        side = torch.arange(grid, device=device)
+        shape = (B, F, grid, grid, -1)
+        time = rope_angles(frame, time_dims)[:, :, None, None].expand(shape)
+        rows = side - looked[..., None] * (config.look_step * grid / 2)
+        row = rope_angles(rows, row_dims)[:, :, :, None].expand(shape)
+        column = rope_angles(side, column_dims)[None, None, None].expand(shape)
+        across = torch.atan(((side.double() + 0.5) / grid * 2 - 1) * config.half_fov_tan)
+        azimuth = (turned % config.turn_steps)[..., None] * (2 * math.pi / config.turn_steps) + across
+        harmonics = [HARMONICS[i % len(HARMONICS)] for i in range(azimuth_dims // 2)]
+        seen = (azimuth[..., None] * torch.tensor(harmonics, device=device))[:, :, None].expand(shape)
+        angles = torch.cat((time, row, column, seen), dim=-1).view(B, F * grid * grid, 1, 1, -1)
         cos, sin = angles.cos().float(), angles.sin().float()
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)

@@ -18,7 +18,7 @@ from realtime_omni.models.common.noise import block_noise
 from realtime_omni.models.tiny_world import model as adapter
 from realtime_omni.models.tiny_world import sampler
 from realtime_omni.models.tiny_world.model import CONTEXT_NOISE_STEP, Options, TinyWorld
-from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet
+from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet, poses
 from realtime_omni.models.tiny_world.places import PLACES
 from realtime_omni.session.values import ControlInput
 from realtime_omni.testing.check_model import check_model
@@ -80,7 +80,7 @@ class PlainWorld:
         c = net.config
         windows = c.layer_windows or (c.window_frames,) * c.layers
         self.caches = [DenseCache(c.sink_frames, window, c.tokens_per_frame) for window in windows]
-        self.frame = 0
+        self.frame, self.heading = 0, torch.zeros(1, 2, dtype=torch.long)
         still = torch.zeros(1, FRAMES, len(KEYS))
         self._write(start.expand(1, FRAMES, -1, -1, -1), still, chunk=-1)
         self.chunk = 0
@@ -92,7 +92,7 @@ class PlainWorld:
         x = block_noise(self.seed, self.chunk, 0, shape)[None]
         levels = sampler.schedule(c.sampler_steps, c.sampler_shift)
         for number, level in enumerate(levels[:-1]):
-            x0 = self.net(x, torch.full((1, FRAMES), level), keys, self._places(), self._index(), self._look)
+            x0 = self.net(x, torch.full((1, FRAMES), level), keys, self._places(), self._pose(keys), self._look)
             x = sampler.step(x, x0, level, levels[number + 1])
         x = x.clamp(-1, 1)
         self._write(x, keys, chunk=self.chunk)
@@ -110,9 +110,10 @@ class PlainWorld:
             written.append((k[0], v[0]))
             return self._look(layer, q, k, v)
 
-        self.net.commit(x, torch.full((1, FRAMES), level), keys, self._places(), self._index(), attend)
+        self.net.commit(x, torch.full((1, FRAMES), level), keys, self._places(), self._pose(keys), attend)
         for cache, (k, v) in zip(self.caches, written, strict=True):
             cache.commit(k, v)
+        self.heading = self._pose(keys)[:, -1, 1:]
         self.frame += FRAMES
 
     def _look(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -121,8 +122,8 @@ class PlainWorld:
     def _places(self) -> torch.Tensor:
         return torch.full((1, FRAMES), self.place)
 
-    def _index(self) -> torch.Tensor:
-        return self.frame + torch.arange(FRAMES)[None]
+    def _pose(self, keys: torch.Tensor) -> torch.Tensor:
+        return poses(torch.tensor([self.frame]), self.heading, keys, self.config.look_limit)
 
 
 def to_float(picture: np.ndarray) -> torch.Tensor:

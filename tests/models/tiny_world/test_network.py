@@ -12,7 +12,7 @@ from torch.nn import functional  # noqa: E402
 
 from realtime_omni.models.common.keys import KEYS  # noqa: E402
 from realtime_omni.models.tiny_world import sampler  # noqa: E402
-from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet, gelu, rotate  # noqa: E402
+from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet, gelu, poses, rotate  # noqa: E402
 from realtime_omni.models.tiny_world.places import PLACES, place_index  # noqa: E402
 
 SMALL = NetworkConfig(
@@ -45,8 +45,8 @@ def inputs(rows: int, frames: int, first_frame: int = 0, seed: int = 1) -> list[
     t = torch.rand(rows, frames, generator=generator)
     keys = torch.randint(0, 2, (rows, frames, SMALL.num_keys), generator=generator).float()
     place = torch.randint(0, SMALL.num_places, (rows, frames), generator=generator)
-    index = first_frame + torch.arange(frames)[None].expand(rows, -1)
-    return [x, t, keys, place, index]
+    first, heading = torch.full((rows,), first_frame), torch.zeros(rows, 2, dtype=torch.long)
+    return [x, t, keys, place, poses(first, heading, keys, SMALL.look_limit)]
 
 
 def plain(layer, q, k, v):
@@ -82,36 +82,58 @@ def cached(history: list[tuple[torch.Tensor, torch.Tensor]]):
 @torch.inference_mode()
 def test_a_block_by_block_rollout_with_a_cache_equals_one_masked_pass_over_the_clip():
     net, frames = small_net(), 6 * SMALL.frames_per_block
-    x, t, keys, place, index = inputs(2, frames)
-    whole = net(x, t, keys, place, index, masked(frames))
+    x, t, keys, place, pose = inputs(2, frames)
+    whole = net(x, t, keys, place, pose, masked(frames))
     history = [[] for _ in range(SMALL.layers)]
     for block in range(6):
         part = slice(block * SMALL.frames_per_block, (block + 1) * SMALL.frames_per_block)
-        got = net(x[:, part], t[:, part], keys[:, part], place[:, part], index[:, part], cached(history))
+        got = net(x[:, part], t[:, part], keys[:, part], place[:, part], pose[:, part], cached(history))
         torch.testing.assert_close(got, whole[:, part], atol=1e-4, rtol=0)
 
 
 @torch.inference_mode()
 def test_a_batch_of_rows_at_different_frames_equals_each_row_alone():
     net = small_net()
-    x, t, keys, place, index = inputs(4, SMALL.frames_per_block)
-    index = index + torch.tensor([0, 3, 300, 99_999])[:, None]
-    together = net(x, t, keys, place, index, plain)
+    x, t, keys, place, pose = inputs(4, SMALL.frames_per_block)
+    pose = pose + torch.tensor([[0, 0, 0], [3, 5, 1], [300, -9, -2], [99_999, 1000, 0]])[:, None]
+    together = net(x, t, keys, place, pose, plain)
     for row in range(4):
         part = slice(row, row + 1)
-        alone = net(x[part], t[part], keys[part], place[part], index[part], plain)
+        alone = net(x[part], t[part], keys[part], place[part], pose[part], plain)
         torch.testing.assert_close(alone, together[part], atol=1e-5, rtol=0)
 
 
 @torch.inference_mode()
 def test_a_session_at_frame_100_000_sees_what_one_at_frame_0_sees():
-    """Rotary positions are relative: moving the whole window changes nothing but rounding."""
+    """Rotary positions are relative: moving or turning the whole window changes nothing but rounding."""
     net = small_net()
-    x, t, keys, place, index = inputs(1, 2 * SMALL.frames_per_block)
-    near = net(x, t, keys, place, index, plain)
-    far = net(x, t, keys, place, index + 100_000, plain)
+    x, t, keys, place, pose = inputs(1, 2 * SMALL.frames_per_block)
+    near = net(x, t, keys, place, pose, plain)
+    far = net(x, t, keys, place, pose + torch.tensor([100_000, 10_007, 3]), plain)
     assert torch.isfinite(far).all()
     torch.testing.assert_close(far, near, atol=1e-4, rtol=0)
+
+
+@torch.inference_mode()
+def test_a_full_turn_is_no_turn_and_a_small_one_is_seen():
+    net = small_net()
+    x, t, keys, place, pose = inputs(1, 2 * SMALL.frames_per_block)
+    later = torch.zeros_like(pose)
+    later[:, SMALL.frames_per_block :, 1] = 1
+    before = net(x, t, keys, place, pose, plain)
+    around = net(x, t, keys, place, pose + SMALL.turn_steps * later, plain)
+    torch.testing.assert_close(around, before, atol=1e-4, rtol=0)
+    assert (net(x, t, keys, place, pose + later, plain) - before).abs().max() > 1e-3
+
+
+def test_poses_follow_the_keys_and_looking_stops_at_its_limit():
+    keys = torch.zeros(1, 9, 8)
+    keys[0, :3, KEYS.index("l")] = keys[0, 3, KEYS.index("j")] = 1
+    keys[0, :8, KEYS.index("i")] = keys[0, 8, KEYS.index("k")] = 1
+    got = poses(torch.tensor([30]), torch.tensor([[-2, 1]]), keys, look_limit=6)
+    assert got[0, :, 0].tolist() == list(range(30, 39))
+    assert got[0, :, 1].tolist() == [-1, 0, 1, 0, 0, 0, 0, 0, 0]
+    assert got[0, :, 2].tolist() == [2, 3, 4, 5, 6, 6, 6, 6, 5]
 
 
 def test_rotation_by_a_right_angle_swaps_the_pair():
@@ -129,7 +151,7 @@ def test_gelu_is_torch_s_tanh_form():
 @pytest.mark.parametrize("changed", ["keys", "place", "t"])
 def test_every_condition_reaches_the_picture(changed):
     net = small_net()
-    values = dict(zip(("x", "t", "keys", "place", "index"), inputs(1, SMALL.frames_per_block), strict=True))
+    values = dict(zip(("x", "t", "keys", "place", "pose"), inputs(1, SMALL.frames_per_block), strict=True))
     before = net(*values.values(), plain)
     other = {"keys": 1 - values["keys"], "place": (values["place"] + 1) % SMALL.num_places, "t": 1 - values["t"]}
     after = net(*(values | {changed: other[changed]}).values(), plain)
