@@ -168,7 +168,9 @@ def export(weights: dict[str, Tensor], path: Path) -> None:
     os.replace(part, path)
 
 
-def set_lr(optimizers: list[torch.optim.Optimizer], steps: int, progress: float, decay_from: float) -> None:
+def set_lr(
+    optimizers: list[torch.optim.Optimizer], steps: int, progress: float, decay_from: float = DECAY_FROM
+) -> None:
     rise = min(1.0, (steps + 1) / WARMUP_STEPS)
     fall = min(1.0, max(0.0, 1 - progress) / (1 - decay_from)) * 0.95 + 0.05
     for optimizer in optimizers:
@@ -213,7 +215,7 @@ def stage_a(run: Run, pool: ClipPool, model: nn.Module, kept: dict | None) -> No
     began, spent = time.monotonic() - run.spent, run.spent
     whole = min(run.args.seconds_a, spent + run.left())
     while spent < whole:
-        set_lr(optimizers, steps, spent / whole, DECAY_FROM)
+        set_lr(optimizers, steps, spent / whole)
         loss, squared = teacher_step(run, model, pool)
         apply(run, optimizers)
         run.update_average(EMA_A, steps)

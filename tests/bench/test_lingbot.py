@@ -42,7 +42,7 @@ def test_activations_that_explode_make_a_run_invalid(
 def test_a_network_that_changed_after_the_first_block_makes_a_run_invalid(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def compile_layers(network: lingbot.WanTransformer) -> None:
+    def compile_layers(network: lingbot.WanTransformer, *, fp8_attention: bool) -> None:
         with torch.no_grad():
             network.head.weight.mul_(2)
 
