@@ -175,9 +175,8 @@ class CodecRows:
         self._fill(rows, [state.frames for state in states], size)
         self._given[:count].copy_(given)
         for row in rows:
-            self._held[row] = (
-                None  # its memory is changed in place: should anything fail from here on, it is loaded again
-            )
+            # Its memory is changed in place: should anything fail from here on, it is loaded again.
+            self._held[row] = None
         graph()
         memories, new, context = owned(self._memory_after[:count]), owned(self._new[:count]), self._config.context
         after = [s.after(m, n, context) for s, m, n in zip(states, memories, new, strict=True)]

@@ -166,7 +166,7 @@ def mix(
     about_one: bool,
     eps: float,
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-    """See ``fused.mixed``."""
+    """See ``fused.TorchOperations.mix``."""
     count, width = x.numel() // x.shape[-1], x.shape[-1]
     out = x if part is None else torch.empty_like(x)
     rounded = None if norm is None else _rounded_like(x)
@@ -204,7 +204,7 @@ def mix(
 
 
 def activate(x: Tensor, function: str = "") -> tuple[Tensor, Tensor]:
-    """See ``fused.activated``."""
+    """See ``fused.TorchOperations.activate``."""
     rows, scales = _rounded_like(x)
     width = x.shape[-1]
     chosen = {"GELU": function == "gelu", "SILU": function == "silu"}
@@ -215,7 +215,7 @@ def activate(x: Tensor, function: str = "") -> tuple[Tensor, Tensor]:
 def heads(
     x: Tensor, weights: Tensor, angles: tuple[Tensor, Tensor] | None, *, half: int, eps: float, rounded: bool = False
 ) -> tuple[Tensor, ...]:
-    """See ``fused.headed``."""
+    """See ``fused.TorchOperations.heads``."""
     number, width = weights.shape
     count = x.numel() // x.shape[-1]
     out = torch.empty(number, *x.shape[:-1], width, dtype=x.dtype, device=x.device)
