@@ -10,7 +10,11 @@ Parts, each on its own so that one failure hides no other:
 ``agrees``   pi0's dimensions in bfloat16: chunks of every speed against the same weights in float32, relative to the largest
              action. A faster way may not be farther from float32 than twice the plain one.
 ``stages``   new observations of three cameras (uint8 pictures in the CPU's memory, an own prompt of 8 words), ten steps, batch
-             1, 4 and 16: milliseconds of every stage (with a wait after each) and p50, p99 of the whole (waiting at its end).
+             1, 4 and 16: p50, p99 of the whole, and of the same runs what each stage took on the device (by events, nothing
+             waits): ``upload``, ``images``, ``prefix``, ``first`` (prefixes are loaded, and the step that brings the state),
+             ``steps`` (the other nine), and ``rest``, the whole less these. ``sm_mhz``: the device's clock at their end.
+``alone``    ten steps again and again over prefixes that are held, as ``pi0_variants.py`` has them: what nine tenths of it are
+             less than ``steps`` is the clock's (``sm_mhz``), which the prefix's products lower.
 ``kernels``  the most expensive kernels of one chunk, with their counts.
 ``attention`` one layer's attention in several ways.
 ``engine``   ``bench vla --in-process``: sessions, engine and statistics included, 1 and 16 robots.
@@ -30,6 +34,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -40,8 +45,8 @@ from torch.nn import functional
 from realtime_omni.bench import vla
 from realtime_omni.bench.geometry import TINY
 from realtime_omni.config import load
-from realtime_omni.models.common.vla.devices import placed
-from realtime_omni.models.common.vla.flow import integrate
+from realtime_omni.models.common.vla.devices import placed_together
+from realtime_omni.models.common.vla.flow import Velocity, time_of
 from realtime_omni.models.common.vla.graphs import GraphStages, Speed, open_stages
 from realtime_omni.models.common.vla.network import PolicyInputs
 from realtime_omni.models.common.vla.stages import Stages
@@ -99,12 +104,23 @@ def noise_of(config: Pi0Config, rows: int, device: torch.device) -> Tensor:
     return torch.randn(rows, config.horizon, config.action_dim, generator=generator).to(device)
 
 
+def clock_mhz(device: torch.device) -> int | None:
+    """Of the processors; None where nobody tells."""
+    try:
+        return torch.cuda.clock_rate(device) if device.type == "cuda" else None
+    except Exception:  # pynvml is not there, or may not ask
+        return None
+
+
 @torch.no_grad()
 def chunk(
     stages: Stages, inputs: PolicyInputs, noise: Tensor, steps: int, mark: Callable[[str], None] = lambda stage: None
 ) -> Tensor:
     """What a server does of an observation; ``mark`` is called after each stage."""
-    encoded = stages.features(placed(inputs.images[inputs.image_mask], stages.device))
+    pictures = [inputs.images[row, slot] for row, slot in inputs.image_mask.nonzero().tolist()]
+    images = placed_together(pictures, stages.device)
+    mark("upload")
+    encoded = stages.features(images)
     features = encoded.new_zeros(*inputs.image_mask.shape, *encoded.shape[1:])
     if bool(inputs.image_mask.all()):
         features = encoded.view_as(features)
@@ -114,10 +130,16 @@ def chunk(
     inputs = inputs.to(stages.device)
     prefixes = stages.prefixes(features, inputs)
     mark("prefix")
-    velocity = stages.velocity(prefixes, list(inputs.state))
-    actions = integrate(velocity, noise, steps).cpu()
-    mark("denoise")
-    return actions
+    return denoised(stages.velocity(prefixes, list(inputs.state)), noise, steps, mark).cpu()
+
+
+def denoised(velocity: Velocity, x: Tensor, steps: int, mark: Callable[[str], None]) -> Tensor:
+    for step in range(steps):
+        t = torch.full((len(x),), time_of(step, steps), device=x.device)
+        x = x - velocity(x, t) / steps
+        if step in (0, steps - 1):
+            mark("steps" if step else "first")
+    return x
 
 
 # -- the parts ---------------------------------------------------------------------------------------------------------
@@ -183,26 +205,21 @@ def stages_of(config: Pi0Config, name: str, way: Stages, rows: int, repeats: int
     noise = noise_of(config, rows, way.device)
     spent: dict[str, list[float]] = {}
     whole: list[float] = []
-
-    def mark(stage: str) -> None:
-        nonlocal began_s
-        wait(way.device)
-        now_s = time.perf_counter()
-        spent.setdefault(stage, []).append((now_s - began_s) * 1000)
-        began_s = now_s
-
+    clocks: list[int] = []
     for number in range(repeats + 3):
         inputs = observed(config, rows, 8, seed=number % 4)
         wait(way.device)
+        marks = Marks(way.device)
         began_s = time.perf_counter()
-        chunk(way, inputs, noise, config.steps)
-        if number >= 3:
-            whole.append((time.perf_counter() - began_s) * 1000)
-    for number in range(5):
-        inputs = observed(config, rows, 8, seed=number)
-        wait(way.device)
-        began_s = time.perf_counter()
-        chunk(way, inputs, noise, config.steps, mark)
+        chunk(way, inputs, noise, config.steps, marks)
+        took_ms = (time.perf_counter() - began_s) * 1000
+        if number < 3:
+            continue
+        whole.append(took_ms)
+        clocks += [mhz] if (mhz := clock_mhz(way.device)) is not None else []
+        stages = marks.milliseconds()
+        for stage, ms in (stages | {"rest": took_ms - sum(stages.values())}).items():
+            spent.setdefault(stage, []).append(ms)
     whole.sort()
     say(
         "stages",
@@ -212,7 +229,47 @@ def stages_of(config: Pi0Config, name: str, way: Stages, rows: int, repeats: int
         p99_ms=round(whole[min(len(whole) - 1, int(0.99 * len(whole)))], 2),
         repeats=len(whole),
         stages_ms={stage: round(median(times), 2) for stage, times in spent.items()},
+        sm_mhz=median(clocks) if clocks else None,
     )
+
+
+@torch.no_grad()
+def alone(config: Pi0Config, way: Stages, rows: int, repeats: int) -> None:
+    inputs, noise = observed(config, rows, 8, seed=3).to(way.device), noise_of(config, rows, way.device)
+    features = way.features(inputs.images.flatten(0, 1))
+    prefixes = way.prefixes(features.view(*inputs.image_mask.shape, *features.shape[1:]), inputs)
+    states, took = list(inputs.state), list[float]()
+    for _ in range(repeats + 3):
+        wait(way.device)
+        began_s = time.perf_counter()
+        denoised(way.velocity(prefixes, states), noise, config.steps, lambda stage: None)
+        wait(way.device)
+        took.append((time.perf_counter() - began_s) * 1000)
+    say("alone", batch=rows, ten_steps_ms=round(median(took[3:]), 2), sm_mhz=clock_mhz(way.device))
+
+
+class Marks:
+    """Called at each stage's end; nothing waits for the device until the times are asked for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._marks: list[tuple[str, Any]] = []
+        self("")
+
+    def __call__(self, stage: str) -> None:
+        if self._device.type != "cuda":
+            self._marks.append((stage, time.perf_counter()))
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._marks.append((stage, event))
+
+    def milliseconds(self) -> dict[str, float]:
+        wait(self._device)
+        pairs = pairwise(self._marks)
+        if self._device.type != "cuda":
+            return {stage: (end - begin) * 1000 for (_, begin), (stage, end) in pairs}
+        return {stage: begin.elapsed_time(end) for (_, begin), (stage, end) in pairs}
 
 
 def kernels(config: Pi0Config, way: Stages, rows: int) -> None:
@@ -329,9 +386,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for speed in args.speeds:
         part(f"start {speed}", partial(start, ways, speed))
         part(f"agrees {speed}", partial(agrees, config, ways))
-        for rows in (1, 4, 16):
+        for rows in (16, 1, 4):  # the first decides
             if speed in ways:
                 part(f"stages {speed} {rows}", partial(stages_of, config, speed, ways[speed], rows, args.repeats))
+        if speed in ways:
+            part(f"alone {speed}", partial(alone, config, ways[speed], 16, args.repeats))
         for robots, chunks in ((1, args.repeats), (16, max(2, args.repeats // 5))):
             if speed == args.speeds[0]:
                 part(f"engine {robots}", partial(engine, device, args.scale, speed, robots, chunks), 20)

@@ -137,11 +137,9 @@ class Pi0Network(nn.Module):
         return PrefixKV(torch.stack((*keys, k)), torch.stack((*values, v)), prefix.mask)
 
     def add_state(self, kv: PrefixKV, state: Tensor) -> PrefixKV:
-        return kv if self.state_in is None else kv.append(*self.state_keys(state, DensePrefixAttention(kv)))
-
-    def state_keys(self, state: Tensor, attention: PrefixAttention) -> tuple[Tensor, Tensor]:
-        assert self.state_in is not None
-        x = self.state_in(state.to(self.state_in.weight.dtype))[:, None]
+        if self.state_in is None:
+            return kv
+        attention, x = DensePrefixAttention(kv), self._embed_state(state)
         at = rope(attention.lengths[:, None], self.config.expert.head_dim)
         keys: list[Tensor] = []
         values: list[Tensor] = []
@@ -152,20 +150,32 @@ class Pi0Network(nn.Module):
             return attention.joint(len(keys) - 1, q, k, v)
 
         *inner, last = layers_of(self.expert)
-        for index, layer in enumerate(inner):
-            x = layer(x, at, see, None, attention.own(index))
+        for layer in inner:
+            x = layer(x, at, see)
         k, v = last.keys(x, at)
-        return torch.stack((*keys, k)), torch.stack((*values, v))
+        return kv.append(torch.stack((*keys, k)), torch.stack((*values, v)))
 
     def denoise_step(self, x: Tensor, t: Tensor, attention: PrefixAttention) -> Tensor:
+        return self._velocity(*self._embed_actions(x, t), attention)
+
+    def first_step(self, x: Tensor, t: Tensor, state: Tensor, attention: PrefixAttention) -> Tensor:
         h, condition = self._embed_actions(x, t)
-        positions = attention.lengths[:, None] + torch.arange(x.shape[1], device=x.device)
+        return self._velocity(torch.cat((self._embed_state(state), h), dim=1), condition, attention)[:, 1:]
+
+    def _velocity(self, h: Tensor, condition: Tensor | None, attention: PrefixAttention) -> Tensor:
+        positions = attention.lengths[:, None] + torch.arange(h.shape[1], device=h.device)
         at = rope(positions, self.config.expert.head_dim)
         for index, layer in enumerate(self.expert):
             h = layer(h, at, partial(attention.joint, index), condition, attention.own(index))
         h, _ = self.norm(h, condition)
         velocity: Tensor = self.action_out(h)
         return velocity.float()
+
+    def _embed_state(self, state: Tensor) -> Tensor:
+        """The state's token [B, 1, D]."""
+        assert self.state_in is not None
+        token: Tensor = self.state_in(state.to(self.state_in.weight.dtype))
+        return token[:, None]
 
     def _embed_actions(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
         """Action tokens [B, H, D] and, for pi0.5, the condition [B, 1 or H, D]."""

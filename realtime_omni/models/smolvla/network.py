@@ -175,9 +175,6 @@ class SmolVLANetwork(nn.Module):
     def add_state(self, kv: PrefixKV, state: Tensor) -> PrefixKV:
         return kv
 
-    def state_keys(self, state: Tensor, attention: PrefixAttention) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError("the state is in the prefix")
-
     def denoise_step(self, x: Tensor, t: Tensor, attention: PrefixAttention) -> Tensor:
         h = self._embed_actions(x, t)
         steps = torch.arange(x.shape[1], device=x.device)[None]
@@ -193,6 +190,9 @@ class SmolVLANetwork(nn.Module):
         h, _ = self.norm(h)
         velocity: Tensor = self.action_out(h)
         return velocity.float()
+
+    def first_step(self, x: Tensor, t: Tensor, state: Tensor, attention: PrefixAttention) -> Tensor:
+        raise NotImplementedError("the state is in the prefix")
 
     def _embed_actions(self, x: Tensor, t: Tensor) -> Tensor:
         config = self.config

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -109,6 +110,26 @@ def test_both_fused_kernels_are_one_function() -> None:
     q, k, v = (torch.randn(3, 2, tokens, 16, generator=generator) for tokens in (10, 7, 7))
     bias = torch.zeros(3, 1, 7).masked_fill_(torch.arange(7) >= torch.tensor([7, 4, 1])[:, None, None], -torch.inf)
     assert gap(biased(q, k, v, bias), masked(q, k, v, bias)) <= 1e-6
+
+
+@pytest.mark.parametrize("fused", [1, 16])
+def test_a_state_that_comes_with_the_first_step_is_the_one_that_came_before(
+    fused: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float64: whole chunks over prefixes of three lengths, and a robot that joins when the others have taken a step."""
+    monkeypatch.setattr(captured, "FUSED_ROWS", fused)
+    network = tiny.network("pi0").double()
+    graphs, plain = GraphStages(network, CPU, cameras=tiny.CAMERAS), Stages(network, CPU)
+    rows = [replace(row, images=row.images.double(), state=row.state.double()) for row in ROWS]
+    kvs = prefixes(plain, rows)
+    xs = [tiny.noise(3, seed=4).double()] * 2
+    with torch.no_grad():
+        for step, chosen in enumerate(([0, 1], [0, 1, 2], [0, 1, 2], [2])):
+            t = torch.full((len(chosen),), 1 - step / 4, dtype=torch.float64)
+            for way, stages in enumerate((graphs, plain)):
+                v = velocity(stages, [rows[i] for i in chosen], [kvs[i] for i in chosen])(xs[way][chosen], t)
+                xs[way] = xs[way].index_add(0, torch.tensor(chosen), v.double(), alpha=-0.25)
+    assert gap(*xs) <= 1e-6
 
 
 def test_two_groups_take_turns_on_one_graph(graphs: GraphStages) -> None:

@@ -116,12 +116,14 @@ class FlowNetwork(Protocol):
         """The prefix with the state [B, state_dim] in it; the same object when it needs no token of its own here."""
         ...
 
-    def state_keys(self, state: Tensor, attention: PrefixAttention) -> tuple[Tensor, Tensor]:
-        """Keys and values [layers, B, 1, g, d] of the state's own token, over a prefix; only with ``shape.state_token``."""
-        ...
-
     def denoise_step(self, x: Tensor, t: Tensor, attention: PrefixAttention) -> Tensor:
         """The velocity [B, H, A] float32 of x [B, H, A] at time t [B], or [B, H] for a time of its own per action."""
+        ...
+
+    def first_step(self, x: Tensor, t: Tensor, state: Tensor, attention: PrefixAttention) -> Tensor:
+        """The same over a prefix without the state's token, which is the suffix's first here: a pass of its own would
+        start every layer's kernels once more, for one token. ``attention`` lets it see none behind it; only with
+        ``shape.state_token``."""
         ...
 
 

@@ -34,7 +34,7 @@ from realtime_omni.models.common.noise import block_noise
 from realtime_omni.models.common.packing import fingerprint
 from realtime_omni.models.common.vla import memory
 from realtime_omni.models.common.vla.denoise import FlowRow, Flows
-from realtime_omni.models.common.vla.devices import placed
+from realtime_omni.models.common.vla.devices import placed, placed_together
 from realtime_omni.models.common.vla.graphs import Speed, open_stages
 from realtime_omni.models.common.vla.images import signed
 from realtime_omni.models.common.vla.memory import MOST_PLANNED, KeptPrefix, Planned, VLAState
@@ -264,7 +264,7 @@ class VLAModel(PolicyBase):
         images = list(fresh.values())
         if len({image.dtype for image in images}) > 1:
             images = [signed(image[None])[0] for image in images]
-        encoded = dict(zip(fresh, self._stages.features(placed(torch.stack(images), self._device)), strict=True))
+        encoded = dict(zip(fresh, self._stages.features(placed_together(images, self._device)), strict=True))
         for content, features in encoded.items():
             self.shared.keep_picture(content, features)
         return encoded
