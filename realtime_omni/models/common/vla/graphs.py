@@ -2,9 +2,9 @@
 
 At batch 1 a chunk of pi0 launches some ten thousand kernels of a few microseconds each, so a process that launches them one by
 one is what a robot waits for. Here every stage of a few fixed sizes is recorded once as a CUDA graph and replayed: pictures,
-prefix, one denoise step, with and without the state's token. Rows and prompts are filled up to the next size; what is filled up is masked, so
-results are those of :class:`Stages`. What has no graph runs plainly: larger batches of pictures and prefixes (their kernels
-are long), a guided step's backward pass, and a size whose capture failed.
+prefix, one denoise step, with and without the state's token. Rows and prompts are filled up to the next size; what is filled
+up is masked, so results are those of :class:`Stages`. What has no graph runs plainly: larger batches of pictures and prefixes
+(their kernels are long), a guided step's backward pass, and a size whose capture failed.
 
 Owns the graphs and their buffers, nothing of a session: a buffer says only weakly whose prefix it holds. On the CPU the
 same buffers are filled and the same work runs without a graph, so tests see all but the capture.
