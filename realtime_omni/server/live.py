@@ -10,12 +10,11 @@ import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Response, WebSocket
 from fastapi.responses import JSONResponse
 
-from realtime_omni.errors import OmniError
 from realtime_omni.server.codes import describe_error
 from realtime_omni.server.incoming import Incoming
 from realtime_omni.server.live_session import LiveSession
@@ -27,6 +26,7 @@ from realtime_omni_protocols.live import PATH, LiveCode, LiveError, SessionConfi
 
 if TYPE_CHECKING:
     from realtime_omni.call import Call
+    from realtime_omni.snapshot.snapshot import Snapshot
 
 _log = logging.getLogger(__name__)
 MAX_STORED = 64
@@ -35,18 +35,22 @@ STORED_S = 3600.0
 """How long a session that is over is kept for a fork; the oldest go first when there are too many."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a fork goes on from: a session that runs, or one that is stored. By name, because a fork that held the session
+    would hold that one's origin, too."""
+
+    session_id: str
+    config: SessionConfig
+
+
+@dataclass(frozen=True, slots=True)
 class Stored:
-    """A session that can be forked: one that runs (``session``), or what was saved of it (``snapshot``)."""
+    """What was saved of a session that is over."""
 
     config: SessionConfig
-    session: LiveSession | None = None
-    snapshot: Any = None
-    until_s: float = 0.0
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.snapshot is None else int(self.snapshot.nbytes)
+    snapshot: Snapshot
+    until_s: float
 
 
 class LiveHub:
@@ -57,10 +61,10 @@ class LiveHub:
         self._running: dict[str, LiveSession] = {}
         self._stored: OrderedDict[str, Stored] = OrderedDict()
 
-    async def serve(self, transport: PromptTransport, stored: Stored | None = None) -> None:
+    async def serve(self, transport: PromptTransport, origin: Origin | None = None) -> None:
         """A primary connection, to its end."""
         with self.voice.connection("live"):
-            await LiveSession(self, transport, stored).run()
+            await LiveSession(self, transport, origin).run()
 
     async def serve_sideband(self, transport: PromptTransport, session: LiveSession, peer: int, out: Outgoing) -> None:
         """A sideband, to its end or the session's."""
@@ -90,50 +94,49 @@ class LiveHub:
             raise LiveError(LiveCode.SESSION_NOT_FOUND, "no such session, or it is over")
         return session
 
-    async def open(self, session: LiveSession, config: SessionConfig, stored: Stored | None) -> Call:
+    async def open(self, session: LiveSession, origin: Origin | None) -> Call:
         """The call of a session that begins. Raises OmniError, LiveError."""
         calls = self.voice.calls
-        if stored is None:
+        if origin is None:
             return await calls.open(session_id=session.id)
-        origin = stored.session
-        if origin is not None and origin.call is not None:
-            return await calls.fork(origin.call, session.id)
-        if origin is not None:  # it is just ending, as when a client comes back that has lost its connection
-            await origin.over()
-            stored = self.find_stored(origin.id)
-        if stored.snapshot is None:
+        running = self._running.get(origin.session_id)
+        if running is not None and running.call is not None:
+            return await calls.fork(running.call, session.id)
+        if running is not None:  # it is just ending, as when a client comes back that has lost its connection
+            await running.over()
+        self._drop_old()
+        stored = self._stored.get(origin.session_id)
+        if stored is None:
             raise LiveError(LiveCode.SESSION_NOT_FOUND, "the session has ended")
         return await calls.restore(stored.snapshot, session.id)
 
     # -- forks -----------------------------------------------------------------------------------------------------
 
-    def find_stored(self, session_id: str) -> Stored:
+    def find_origin(self, session_id: str) -> Origin:
         """Raises LiveError ``session_not_found``: never stored, or not any more."""
         self._drop_old()
-        running = self._running.get(session_id)
+        running, stored = self._running.get(session_id), self._stored.get(session_id)
         if running is not None and running.side.config is not None and running.side.config.store:
-            return Stored(running.side.config, session=running)
-        stored = self._stored.get(session_id)
+            return Origin(session_id, running.side.config)
         if stored is None:
             raise LiveError(LiveCode.SESSION_NOT_FOUND, "no such stored session")
-        return stored
+        return Origin(session_id, stored.config)
 
     async def store(self, session_id: str, config: SessionConfig, call: Call) -> None:
         """Keep what the call remembers, before it is closed."""
         try:
             snapshot = await call.session.snapshot()
-        except OmniError as error:
+        except Exception as error:  # whatever it is, the call is closed all the same
             describe_error(error, doing="store", session=session_id)
             return
-        until_s = self.voice.clock.now_s() + STORED_S
-        self._stored[session_id] = Stored(config, snapshot=snapshot, until_s=until_s)
+        self._stored[session_id] = Stored(config, snapshot, self.voice.clock.now_s() + STORED_S)
         self._drop_old()
 
     def _drop_old(self) -> None:
         now_s = self.voice.clock.now_s()
         while self._stored:
             oldest = next(iter(self._stored.values()))
-            total = sum(stored.nbytes for stored in self._stored.values())
+            total = sum(stored.snapshot.nbytes for stored in self._stored.values())
             if oldest.until_s > now_s and len(self._stored) <= MAX_STORED and total <= MAX_STORED_BYTES:
                 return
             self._stored.popitem(last=False)
@@ -153,12 +156,12 @@ def add_live_routes(app: FastAPI, hub: LiveHub) -> None:
     async def fork(socket: WebSocket, session_id: str) -> None:
         if await _admitted(hub, socket):
             try:
-                stored = hub.find_stored(session_id)
+                origin = hub.find_origin(session_id)
             except LiveError as error:
                 await socket.send_denial_response(_denial(error))
                 return
             await socket.accept()
-            await hub.serve(_transport(hub, socket), stored)
+            await hub.serve(_transport(hub, socket), origin)
 
     @app.websocket(PATH + "/{session_id}/attach")
     async def attach(socket: WebSocket, session_id: str) -> None:
@@ -204,4 +207,4 @@ def _denial(error: LiveError) -> JSONResponse:
     return JSONResponse({"error": body}, status)
 
 
-__all__ = ["LiveHub", "Stored", "add_live_routes"]
+__all__ = ["LiveHub", "Origin", "add_live_routes"]

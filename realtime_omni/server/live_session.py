@@ -52,7 +52,7 @@ from realtime_omni_protocols.live.config import BUILT_IN_VOICES
 
 if TYPE_CHECKING:
     from realtime_omni.call import Call
-    from realtime_omni.server.live import LiveHub, Stored
+    from realtime_omni.server.live import LiveHub, Origin
 
 _log = logging.getLogger(__name__)
 _ENCODINGS = {"audio/pcm": "pcm16", "audio/pcmu": "pcmu", "audio/pcma": "pcma"}
@@ -63,16 +63,16 @@ OUR_MODEL_NAMES = "gpt-live"
 
 
 class LiveSession:
-    """See the module docstring. ``stored``: what a fork goes on from."""
+    """See the module docstring. ``origin``: what a fork goes on from."""
 
-    def __init__(self, hub: LiveHub, transport: PromptTransport, stored: Stored | None = None) -> None:
+    def __init__(self, hub: LiveHub, transport: PromptTransport, origin: Origin | None = None) -> None:
         self.id = f"live_{secrets.token_hex(12)}"
-        self.side = LiveServerSide(stored=None if stored is None else stored.config)
+        self.side = LiveServerSide(stored=None if origin is None else origin.config)
         self.call: Call | None = None
         self._hub = hub
         self._voice = hub.voice
         self._transport = transport
-        self._stored = stored
+        self._origin = origin
         self._out = Outgoing(transport)
         self._sockets: dict[int, Outgoing] = {PRIMARY: self._out}
         self._group: asyncio.TaskGroup | None = None
@@ -227,7 +227,7 @@ class LiveSession:
     async def _start(self, config: SessionConfig) -> None:
         try:
             voice = self._choose(config)
-            call = await self._voice.opened(self._hub.open(self, config, self._stored))
+            call = await self._voice.opened(self._hub.open(self, self._origin))
         except LiveError as error:
             self._do(self.side.refuse_start(error))
             return
@@ -265,7 +265,7 @@ class LiveSession:
     def _prepare(self, call: Call, config: SessionConfig, voice: str | None) -> list[str]:
         """Tell the model how it begins; returns the fields that it cannot use."""
         texts = [AddText(item.text, role=_ROLES[item.role]) for item in config.input or ()]
-        instructions = config.instructions if self._stored is None else None
+        instructions = config.instructions if self._origin is None else None
         delegation = config.delegation
         if call.spec.takes_tools and (tools := function_tools(delegation)) is not None:
             call.direct(_configure(tools, tool_choice(delegation)))

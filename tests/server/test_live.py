@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
+import weakref
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
+from realtime_omni.handle import Session
 from realtime_omni.server.sound import SoundDecoder, SoundEncoder, SoundFormat
 from realtime_omni_protocols.live import LiveCode, LiveError
 from server.voices import LiveClient, is_loud, pcm, speech, voice_server
@@ -272,7 +275,7 @@ async def test_a_fork_goes_on_where_the_stored_session_is(ended: bool) -> None:
         if ended:
             client.say("session.close")
             await server.until(lambda: client.closed is not None)
-        fork = await server.start(server.live.find_stored(session_id))
+        fork = await server.start(server.live.find_origin(session_id))
         assert fork.events[0]["session"]["id"] != session_id
         assert fork.events[0]["session"]["store"] is True
         await server.talk(fork, speech(10))
@@ -304,7 +307,7 @@ async def test_who_comes_back_while_the_session_that_was_lost_still_ends_goes_on
         monkeypatch.setattr(server.live, "open", opened)
         client.drop()
         await storing.wait()
-        starting = asyncio.create_task(server.start(server.live.find_stored(client.events[0]["session"]["id"])))
+        starting = asyncio.create_task(server.start(server.live.find_origin(client.events[0]["session"]["id"])))
         await coming.wait()
         going_on.set()
         again = await starting
@@ -313,11 +316,45 @@ async def test_who_comes_back_while_the_session_that_was_lost_still_ends_goes_on
         assert again.transcript == "Please go on.", "the second line"
 
 
+async def test_a_fork_does_not_keep_the_session_that_it_goes_on_from() -> None:
+    """A client that comes back again and again would leave a chain of sessions behind it."""
+    async with voice_server() as server:
+        client = await server.start(store=True)
+        name = client.events[0]["session"]["id"]
+        first = weakref.ref(server.live.find(name))
+        fork = await server.start(server.live.find_origin(name))
+        client.drop()
+        await server._serving.pop(0)
+        del client
+        server.clock.advance(3601)
+        with pytest.raises(LiveError):
+            server.live.find_origin(name)
+        gc.collect()
+        assert first() is None
+        await server.hush(fork, 3)
+        assert fork.audio
+
+
+async def test_a_session_that_cannot_be_saved_is_released_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with voice_server() as server:
+        client = await server.start(store=True)
+
+        async def broken(self: Session) -> None:
+            raise ValueError("not to be told")
+
+        monkeypatch.setattr(Session, "snapshot", broken)
+        client.say("session.close")
+        await server.gone()
+        assert client.of("session.closed")
+        assert len(server.calls) == 0
+        assert not server.live._running
+
+
 async def test_what_was_not_stored_cannot_be_forked() -> None:
     async with voice_server() as server:
         client = await server.start()
         with pytest.raises(LiveError) as caught:
-            server.live.find_stored(client.events[0]["session"]["id"])
+            server.live.find_origin(client.events[0]["session"]["id"])
         assert caught.value.code is LiveCode.SESSION_NOT_FOUND
 
 
@@ -327,10 +364,10 @@ async def test_stored_sessions_are_forgotten_after_an_hour() -> None:
         client.say("session.close")
         await server.gone()
         session_id = client.events[0]["session"]["id"]
-        assert server.live.find_stored(session_id).nbytes >= 0
+        assert server.live.find_origin(session_id).config.store
         server.clock.advance(3601)
         with pytest.raises(LiveError):
-            server.live.find_stored(session_id)
+            server.live.find_origin(session_id)
 
 
 async def test_a_full_server_refuses_the_start_and_the_client_may_try_again() -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from realtime_omni.call import Calls
 from realtime_omni.config import load
 from realtime_omni.manager import SessionManager
-from realtime_omni.server.live import LiveHub, Stored
+from realtime_omni.server.live import LiveHub, Origin
 from realtime_omni.server.settings import ServerSettings
 from realtime_omni.server.transport import TransportLost
 from realtime_omni.server.voice import VoiceHub
@@ -130,9 +130,9 @@ class VoiceServer:
         self.live = LiveHub(self.voice)
         self._serving: list[asyncio.Task[None]] = []
 
-    def connect(self, stored: Stored | None = None) -> LiveClient:
+    def connect(self, origin: Origin | None = None) -> LiveClient:
         client = LiveClient()
-        self.serve(self.live.serve(client, stored))
+        self.serve(self.live.serve(client, origin))
         return client
 
     def attach(self, session_id: str) -> LiveClient:
@@ -144,10 +144,10 @@ class VoiceServer:
     def serve(self, connection: Any) -> None:
         self._serving.append(asyncio.ensure_future(connection))
 
-    async def start(self, stored: Stored | None = None, **session: Any) -> LiveClient:
+    async def start(self, origin: Origin | None = None, **session: Any) -> LiveClient:
         """A client whose session has started."""
-        client = self.connect(stored)
-        client.say("session.start", session=session if stored is not None else {"model": "puppet", **session})
+        client = self.connect(origin)
+        client.say("session.start", session=session if origin is not None else {"model": "puppet", **session})
         await self.until(lambda: bool(client.sent))
         assert client.events[0]["type"] == "session.started", client.events
         return client
