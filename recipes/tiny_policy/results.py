@@ -2,7 +2,7 @@
 
     python -m recipes.tiny_policy.results out/model results [--episodes 900]
 
-Owns: which conditions are reported, and the files: ``results.json``, ``episodes.png``, ``model.tar``.
+Owns: which conditions are reported, and the files: ``results.json``, ``episodes.webp``, ``model.tar``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def write(folder: Path, out: Path, episodes: int, tasks: tuple[int, ...], device
         told.append(measure(network, statistics, asked))
         (out / "results.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
         print(line(told[-1]), flush=True)
-    sheet.main([str(out / "episodes.png"), "--model", str(folder), "--tasks", *map(str, tasks[:: 1 + len(tasks) // 5])])
+    sheet.main(
+        [str(out / "episodes.webp"), "--model", str(folder), "--tasks", *map(str, tasks[:: 1 + len(tasks) // 5])]
+    )
     return told
 
 

@@ -1,6 +1,6 @@
 """A picture of episodes: a robot a row, time to the right; above the camera over the table, below the one on the wrist.
 
-python -m recipes.tiny_policy.sheet episodes.png [--model out/model] [--tasks 0 1 4 7] [--seed 3]
+python -m recipes.tiny_policy.sheet episodes.webp [--model out/model] [--tasks 0 1 4 7] [--seed 3]
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def sheet(frames: Tensor, captions: Sequence[str]) -> Image.Image:
     draw = ImageDraw.Draw(image)
     for row, caption in enumerate(captions):
         draw.text((GAP, row * height), caption, fill="black", font_size=12)
-    return image.quantize(256)
+    return image.quantize(64, dither=Image.Dither.NONE)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
         network, statistics = load(args.model, torch.device("cpu"))
         ask = network_policy(network, statistics, Mode.NONE)
     frames = episode_frames(scene, ask, generator, args.columns, args.every, args.size)
-    sheet(frames, [INSTRUCTIONS[task] for task in args.tasks]).save(args.file, optimize=True)
+    sheet(frames, [INSTRUCTIONS[task] for task in args.tasks]).save(args.file, lossless=True, quality=100, method=6)
 
 
 if __name__ == "__main__":

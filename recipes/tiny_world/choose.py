@@ -3,7 +3,7 @@
     python -m recipes.tiny_world.choose --trained out --out chosen [--limit-s 400]
 
 Owns: the order of the candidates and the files of the result: model.safetensors, config.json,
-results.json, clips.jpg and walks_<candidate>.jpg. Clips are compared for all, walks for the
+results.json, clips.webp and walks_<candidate>.webp. Clips are compared for all, walks for the
 three that clips favour (`candidates.Bench`); the best is evaluated in full (`evaluate`).
 """
 
@@ -52,7 +52,7 @@ def compare(bench: Bench, found: dict, sheets: Path) -> tuple[dict, list[str]]:
         scores[name] |= walks
         print(name, round(goodness(scores[name]), 3), json.dumps(walks), flush=True)
         at = torch.linspace(0, seen.shape[1] - 1, 12).long()
-        contact_sheet(seen[:12, at].cpu(), sheets / f"walks_{name}.jpg")
+        contact_sheet(seen[:12, at].cpu(), sheets / f"walks_{name}.webp")
     return scores, sorted(best, key=lambda name: goodness(scores[name]), reverse=True)
 
 
@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> None:
             args.quick, str(device), 0, args.out, f"{file}.safetensors", keep=keep, simulator_runs=first
         )
         print(name, json.dumps(result[f"evaluated_{file}"]), flush=True)
-        save_sheets(keep, args.out, file, "jpg")
+        save_sheets(keep, args.out, file, "webp")
         (args.out / "results.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 

@@ -341,7 +341,7 @@ def contact_sheet(rows: Tensor, path: Path) -> None:
 
     high, wide, _, side, _ = rows.shape
     grid = ((rows.clamp(-1, 1) + 1) * 127.5).to(torch.uint8).permute(0, 3, 1, 4, 2).reshape(high * side, wide * side, 3)
-    Image.fromarray(grid.cpu().numpy()).save(path)
+    Image.fromarray(grid.cpu().numpy()).save(path, quality=70, method=6)
 
 
 def save_sheets(keep: dict, folder: Path, tag: str, ending: str = "png") -> None:

@@ -305,7 +305,7 @@ def compare_ends(run: Run, bench: Bench, found: dict[str, dict[str, Tensor]]) ->
         scores[name] |= walks
         print(name, json.dumps(walks), flush=True)
         at = torch.linspace(0, seen.shape[1] - 1, 12).long()
-        contact_sheet(seen[:12, at].cpu(), run.out / f"walks_{name}.jpg")
+        contact_sheet(seen[:12, at].cpu(), run.out / f"walks_{name}.webp")
         took = time.monotonic() - began
         (run.out / "compared.json").write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
 

@@ -9,13 +9,14 @@ import time
 import pytest
 
 from protocols.make_vectors import FILES, TARGET
+from protocols.repeats import written_out
 from realtime_omni_protocols import envelope
 from realtime_omni_protocols.envelope import MAX_NUMBER_CHARS
 from realtime_omni_protocols.errors import WireError
 from realtime_omni_protocols.world import Reply, WorldServerSide, parse_client, parse_server, unpack_frame
 from realtime_omni_protocols.world_messages import ErrorMessage
 
-SEEDS = [v for name in sorted(FILES) for v in json.loads((TARGET / name).read_text(encoding="utf-8"))]
+SEEDS = [written_out(v) for name in sorted(FILES) for v in json.loads((TARGET / name).read_text(encoding="utf-8"))]
 TEXTS = [v["wire"].encode() for v in SEEDS if v["kind"] == "text" and "wire" in v and len(v["wire"]) < 4_000]
 FRAMES = [bytes.fromhex(v["wire"]) for v in SEEDS if v["kind"] == "binary"]
 TOKENS = [

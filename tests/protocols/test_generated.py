@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from protocols.make_vectors import CLIENT_BAD, CLIENT_GOOD, SERVER_TEXT
+from protocols.repeats import written_out
 from realtime_omni.errors import ErrorCode
 from realtime_omni_protocols import docs
 from realtime_omni_protocols.errors import CloseCode, WireCode
@@ -49,7 +50,7 @@ def validator(direction: str) -> Any:
 @pytest.mark.parametrize("direction", ["c2s", "s2c"])
 def test_the_schema_and_the_vectors_agree(direction: str) -> None:
     check = validator(direction)
-    for vector in [*CLIENT_GOOD, *CLIENT_BAD, *SERVER_TEXT]:
+    for vector in map(written_out, [*CLIENT_GOOD, *CLIENT_BAD, *SERVER_TEXT]):
         if vector["direction"] != direction or "wire" not in vector:
             continue
         try:

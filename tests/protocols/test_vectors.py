@@ -10,11 +10,12 @@ import msgspec
 import pytest
 
 from protocols.make_vectors import FILES, TARGET, render
+from protocols.repeats import written_out
 from realtime_omni_protocols.errors import WireError
 from realtime_omni_protocols.world import Reply, WorldServerSide, parse_client, parse_server, unpack_frame
 from realtime_omni_protocols.world_messages import ErrorMessage
 
-VECTORS = [vector for name in sorted(FILES) for vector in json.loads((TARGET / name).read_text(encoding="utf-8"))]
+VECTORS = [written_out(v) for name in sorted(FILES) for v in json.loads((TARGET / name).read_text(encoding="utf-8"))]
 
 
 def names(vector: dict[str, Any]) -> str:

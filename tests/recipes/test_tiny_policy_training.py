@@ -293,7 +293,7 @@ def test_a_run_watches_held_out_episodes_and_ends_with_every_result(tmp_path: Pa
     assert [(c["delay"], c["rtc"]) for c in asked[3:]] == [(d, m) for d in (4, 7) for m in ("none", "auto", "trained")]
     assert (asked[1]["instruction"], asked[2]["cameras"]) == ("shuffled", "blank")
     assert len({c["seed"] for c in asked}) == 1  # paired
-    assert (tmp_path / "results" / "episodes.png").is_file()
+    assert (tmp_path / "results" / "episodes.webp").is_file()
     with tarfile.open(tmp_path / "results" / "model.tar") as archive:
         archive.extractall(tmp_path, filter="data")
     assert load_lerobot(tmp_path / "model", LoadOptions()).family == "pi0"

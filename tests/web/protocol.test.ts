@@ -5,7 +5,7 @@ import {
 } from "@page/protocol";
 
 interface Vector {
-  name: string; direction: "c2s" | "s2c"; kind: "text" | "binary"; wire?: string; wire_hex?: string;
+  name: string; direction: "c2s" | "s2c"; kind: "text" | "binary"; wire?: string | [string, number][]; wire_hex?: string;
   expect: {
     message?: Record<string, unknown>; header?: Record<string, unknown>; payload?: string;
     error?: { code: string; path: string };
@@ -27,7 +27,10 @@ function normal(value: object, wanted: Record<string, unknown>): Record<string, 
 }
 
 /** A WebSocket gives text only when it is UTF-8; the browser closes the connection otherwise. */
-const textOf = (vector: Vector) => vector.wire ?? new TextDecoder("utf-8", { fatal: true }).decode(Buffer.from(vector.wire_hex!, "hex"));
+function textOf({ wire, wire_hex }: Vector): string {
+  if (typeof wire === "string") return wire;
+  return wire?.map(([piece, times]) => piece.repeat(times)).join("") ?? new TextDecoder("utf-8", { fatal: true }).decode(Buffer.from(wire_hex!, "hex"));
+}
 
 function refusal(parse: () => unknown): ProtocolError {
   try {
@@ -76,7 +79,7 @@ describe("frames parse as the vectors say", () => {
     epoch: frame.epoch, chunk_index: frame.chunkIndex, frame: frame.frame, applied_event_id: frame.appliedEventId,
     pts_ms: frame.ptsMs, payload_bytes: frame.payload.length,
   });
-  const bytesOf = (vector: Vector) => Uint8Array.from(Buffer.from(vector.wire!, "hex")).buffer;
+  const bytesOf = (vector: Vector) => Uint8Array.from(Buffer.from(vector.wire as string, "hex")).buffer;
 
   it.each(named(vectors("frames")))("%s", (_, vector) => {
     if (vector.expect.error) {

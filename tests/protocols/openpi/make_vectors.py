@@ -7,6 +7,7 @@ are written with msgpack-python and numpy.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,17 @@ DROP = object()
 BAD: list[Value] = []
 
 
+def hexed(wire: bytes) -> str | list[tuple[str, int]]:
+    """The bytes as hex; the longest run of a thousand zeros or more as ``("00", times)`` between what is around it."""
+    run = max(re.findall(rb"\x00{1000,}", wire), key=len, default=b"")
+    if not run:
+        return wire.hex()
+    before, _, after = wire.partition(run)
+    return [(before.hex(), 1), ("00", len(run)), (after.hex(), 1)]
+
+
 def bad(name: str, code: str, path: str, wire: bytes | str, rows: str = "all") -> None:
-    sent = {"wire": wire} if isinstance(wire, str) else {"wire_hex": wire.hex()}
+    sent = {"wire": wire} if isinstance(wire, str) else {"wire_hex": hexed(wire)}
     BAD.append({"name": name, "rows": rows, **sent, "expect": {"code": code, "path": path}})
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from protocols.openpi.make_vectors import FILES, GOOD, GOOD_STATE, SPEC, TARGET, TOP, picture, render, spec_with_table
+from protocols.repeats import written_out
 from realtime_omni_protocols.openpi import (
     Camera,
     Close,
@@ -38,7 +39,8 @@ def load(name: str) -> Any:
 
 CONTRACT = msgspec.convert(load("contract.json"), PolicyContract)
 READER = ObservationReader(CONTRACT)
-GOOD_VECTORS, BAD_VECTORS = load("observations.json"), load("bad_observations.json")
+GOOD_VECTORS = load("observations.json")
+BAD_VECTORS = [written_out(vector) for vector in load("bad_observations.json")]
 WITH_ENDPOINTS = (Row.ROBOARENA, Row.DREAMZERO)
 ROWS = {"all": tuple(Row), "alternating": tuple(Row), "roboarena, dreamzero": WITH_ENDPOINTS}
 
