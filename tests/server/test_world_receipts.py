@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from realtime_omni.server.hub import WorldHub
-from realtime_omni.server.world import MAX_RECEIPTS
+from realtime_omni.server.world_commands import MAX_RECEIPTS
 from realtime_omni_protocols.world_messages import EventAccepted
 from server.fakes import FakeManager
 from server.wire import Client, eventually, make_hub, type_of
