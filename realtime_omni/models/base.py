@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from realtime_omni.duplex.spec import DuplexSpec
     from realtime_omni.kv.attention.decode import DecodePlan
     from realtime_omni.kv.attention.plan import AttentionBackend
+    from realtime_omni.kv.attention.rooms import Rooms
     from realtime_omni.kv.storage import KVStorage
     from realtime_omni.models.policy import PolicySpec
     from realtime_omni.session.signals import Signal
@@ -167,6 +168,27 @@ class GrowingAttention(Protocol):
 
     def finish(self, rows: Sequence[int]) -> None:
         """The named rows have written all their tokens, at least none; without it their tick fails."""
+        ...
+
+    def rooms(self, most: int) -> Rooms:
+        """Memory for passes over one token of up to ``most`` rows as CUDA graphs; see ``kv.attention.rooms``."""
+        ...
+
+    def fits(self, rooms: Rooms) -> bool:
+        """Whether ``use`` would take them."""
+        ...
+
+    def use(self, rooms: Rooms) -> None:
+        """Keep the rows' histories there, said before the first pass. Then ``columns``, a pass over one token of the named
+        rows through ``rooms``, and ``wrote``, may stand in the place of ``attend``."""
+        ...
+
+    def columns(self, rows: Sequence[int]) -> list[int]:
+        """Where each named row's next token stands in its room."""
+        ...
+
+    def wrote(self, rows: Sequence[int]) -> None:
+        """A pass through every layer has put the named rows' next tokens there."""
         ...
 
 

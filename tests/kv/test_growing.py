@@ -9,6 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from realtime_omni.kv.attention.growing import GrowingPlan
 from realtime_omni.kv.attention.plan import RowPlan
+from realtime_omni.kv.attention.rooms import Rooms
 from realtime_omni.kv.capacity import KVSpec
 from realtime_omni.kv.manager import KVBook
 from realtime_omni.kv.storage import KVStorage
@@ -127,6 +128,68 @@ def test_rows_that_share_a_kernel_are_what_they_are_alone() -> None:
             bench.book.rollback(block)  # type: ignore[arg-type]
     for one, two in zip(got[True], got[False], strict=True):
         assert float((one - two).abs().max()) <= 1e-5
+
+
+def test_passes_through_rooms_see_and_leave_what_plain_ones_do() -> None:
+    """Frames begin with several tokens, go on one by one in passes that are filled up, and end with two; rooms are left as the tick
+    before left them. Pages are equal to the last slot."""
+    plain, roomed = Bench(), Bench()
+    rooms: Rooms | None = None
+    for number in range(6):
+        outs: list[list[Tensor]] = [[], []]
+        for way, bench in enumerate((plain, roomed)):
+            plan, blocks = bench.plan(True)
+            if bench is roomed:
+                rooms = rooms or plan.rooms(3)
+                assert plan.fits(rooms)
+                plan.use(rooms)
+            counts = [0, 0]
+            for place, (rows, count) in enumerate((([0, 1], 2), ([0, 1], 1), ([1], 1), ([1, 0], 1), ([0, 1], 2))):
+                drawn = _draw(count, 10 * number + place)
+                one_by_one = bench is roomed and count == 1
+                if one_by_one:
+                    assert rooms is not None
+                    rooms.place(rows, plan.columns(rows), 3)
+                for layer in range(LAYERS):
+                    q, k, v = (torch.stack([x[layer] * (1 + row) for row in rows]) for x in drawn)
+                    if not one_by_one:
+                        outs[way].append(plan.attend(layer, q, k, v, rows=rows))
+                        continue
+                    filled = [torch.cat((x, x.new_ones(3 - len(rows), *x.shape[1:]))) for x in (q, k, v)]
+                    outs[way].append(rooms.attend(layer, *filled)[: len(rows)])
+                if one_by_one:
+                    plan.wrote(rows)
+                for row in rows:
+                    counts[row] += count
+            plan.finish([1, 0])
+            assert plan.complete(0)
+            assert plan.complete(1)
+            for block, (name, held) in zip(blocks, bench.held.items(), strict=True):
+                bench.book.commit(block)  # type: ignore[arg-type]
+                held.append(counts["ab".index(name)])
+        for one, two in zip(*outs, strict=True):
+            assert float((one - two).abs().max()) <= 1e-5
+        for layer in range(LAYERS):
+            managed = slice(0, plain.book.pool.statistics().total)
+            for pool in ("k", "v"):
+                pages = [getattr(bench.storage, pool)[layer][managed] for bench in (plain, roomed)]
+                assert torch.equal(*pages)
+
+
+def test_rooms_are_taken_before_the_first_pass_and_where_they_fit() -> None:
+    plan, _ = Bench().plan(True)
+    assert not plan.fits(plan.rooms(1))
+    rooms = plan.rooms(2)
+    q, k, v = (x[0][None] for x in _draw(1, 0))
+    plan.attend(0, q, k, v, rows=[0])
+    with pytest.raises(ValueError, match="too late"):
+        plan.use(rooms)
+    other, _ = Bench().plan(True)
+    other.use(rooms)
+    for _ in range(ROOM):
+        other.wrote([0])
+    with pytest.raises(ValueError, match="no room"):
+        other.wrote([0])
 
 
 def test_a_frame_has_no_room_for_more_and_a_finished_row_for_none() -> None:

@@ -8,6 +8,9 @@ Owns: contiguous copies of each row's history, and how far each row has come. Mu
 conventions. Causal: a token sees its row's history, what the tick wrote before it, and itself. On a GPU the rows of a pass
 share one kernel, padded to the longest and masked; elsewhere, and in float64, each row attends alone, so that no bit of its
 result depends on another.
+
+With :class:`~realtime_omni.kv.attention.rooms.Rooms` the copies are in memory that stays where it is: passes of one token may
+then be captured, and what a tick wrote goes to the pages when the rows finish.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from realtime_omni.kv.attention.plan import RowPlan
+from realtime_omni.kv.attention.rooms import Rooms
 from realtime_omni.kv.attention.sdpa import fast_kernels
 from realtime_omni.kv.storage import KVStorage, Run
 
@@ -74,6 +78,42 @@ class GrowingPlan:
         self._places: tuple[tuple[tuple[int, ...], tuple[int, ...], int], _Places] | None = None
         self._finished: set[int] = set()
         self._closed = False
+        self._rooms: Rooms | None = None
+        self._roomed: set[int] = set()
+        """Layers whose histories are in the rooms."""
+
+    def rooms(self, most: int) -> Rooms:
+        """Memory for ``most`` rows of these pools."""
+        return Rooms.of(self._storage, most)
+
+    def fits(self, rooms: Rooms) -> bool:
+        """Whether these are rooms for all rows."""
+        spec, storage = self._storage.spec, self._storage
+        longest = max(history + room for history, room in zip(self._tokens, self._room, strict=True))
+        layers, _, tokens, *heads = rooms.keys.shape
+        return (
+            rooms.rows >= len(self._tokens)
+            and tokens >= longest
+            and (layers, *heads) == (spec.num_layers, spec.num_kv_heads, spec.head_dim)
+            and (rooms.keys.dtype, rooms.keys.device) == (storage.dtype, storage.flat_k[0].device)
+        )
+
+    def use(self, rooms: Rooms) -> None:
+        """Row n is in room n, from the first pass on. Raises ValueError where that is too late, or they do not fit."""
+        if not self.fits(rooms) or self._buffers or any(map(any, self._written)):
+            raise ValueError(f"no rooms for {len(self._tokens)} rows, or too late")
+        self._rooms, self._together = rooms, True
+
+    def columns(self, rows: Sequence[int]) -> list[int]:
+        """Where each row's next token stands in its room."""
+        return [self._tokens[row] + self._written[row][0] for row in rows]
+
+    def wrote(self, rows: Sequence[int]) -> None:
+        """Each row's next token is in its room, in every layer. Raises ValueError for a row that had no place for it."""
+        for row in rows:
+            if row in self._finished or self._written[row][0] >= self._room[row]:
+                raise ValueError(f"row {row} has no room for another token")
+            self._written[row] = [written + 1 for written in self._written[row]]
 
     def history_tokens(self, row: int) -> int:
         """Committed tokens that the row sees."""
@@ -99,6 +139,10 @@ class GrowingPlan:
 
     def finish(self, rows: Sequence[int]) -> None:
         """The rows have written all that they will; what is left of their frames becomes zero."""
+        if self._rooms is not None:
+            self._save(rows, self._rooms)
+            self._finished.update(rows)
+            return
         for row in rows:
             for layer, written in enumerate(self._written[row]):
                 left = self._room[row] - written
@@ -129,7 +173,8 @@ class GrowingPlan:
         keys, values = self._stacked(layer)
         keys[at.rows[:, None], at.columns] = k
         values[at.rows[:, None], at.columns] = v
-        self._storage.write_slots(layer, at.slots, k.flatten(0, 1), v.flatten(0, 1))
+        if self._rooms is None:
+            self._storage.write_slots(layer, at.slots, k.flatten(0, 1), v.flatten(0, 1))
         for row, before in zip(rows, written, strict=True):
             self._written[row][layer] = before + q.shape[1]
         whole = q if at.all_rows else q.new_zeros(len(self._tokens), *q.shape[1:]).index_copy_(0, at.rows, q)
@@ -162,15 +207,40 @@ class GrowingPlan:
         known = self._buffers.get((layer, _ALL))
         if known is not None:
             return known
+        count = len(self._tokens)
+        if self._rooms is not None:
+            pair = self._rooms.keys[layer][:count], self._rooms.values[layer][:count]
+            if layer not in self._roomed:
+                for row in range(count):
+                    self._fill(layer, row, (pair[0][row], pair[1][row]))
+                self._roomed.add(layer)
+            return pair
         like = self._storage.flat_k[layer]
         longest = max(history + room for history, room in zip(self._tokens, self._room, strict=True))
-        shape = (len(self._tokens), longest, *like.shape[1:])
+        shape = (count, longest, *like.shape[1:])
         pair = (like.new_zeros(shape), like.new_zeros(shape))
-        for row in range(len(self._tokens)):
+        for row in range(count):
             self._fill(layer, row, (pair[0][row], pair[1][row]))
         if self._cache:
             self._buffers[layer, _ALL] = pair
         return pair
+
+    def _save(self, rows: Sequence[int], rooms: Rooms) -> None:
+        """The rows' whole frames, from their rooms to the pages of all rows at once."""
+        places = [
+            (row, self._tokens[row] + offset, slot, offset < self._written[row][0])
+            for row in rows
+            for offset, slot in enumerate(s for start, n in self._reserved[row] for s in range(start, start + n))
+        ]
+        if not places:
+            return
+        device = self._storage.device
+        numbers, columns, slots, written = (torch.tensor(each, device=device) for each in zip(*places, strict=True))
+        for layer in range(self._storage.spec.num_layers):
+            sides = ((self._storage.flat_k, rooms.keys), (self._storage.flat_v, rooms.values))
+            for pools, room in sides:
+                made = room[layer][numbers, columns]
+                pools[layer].index_copy_(0, slots, made.masked_fill_(~written[:, None, None], 0))
 
     def _attend_row(self, layer: int, row: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [T, heads, d], k and v [T, kv_heads, d]."""

@@ -1,4 +1,4 @@
-"""Recording work as CUDA graphs; the one place where a model knows whether there are any."""
+"""Recording work as CUDA graphs; the one place where a model knows whether there are any, and in which sizes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,20 @@ from collections.abc import Callable
 
 import torch
 
+SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
+"""Rows of a graph."""
 WARM_UPS = 3
 """Runs before a capture, in which libraries choose kernels and compilers compile."""
+
+
+def fitting(rows: int) -> int:
+    """The smallest size that is large enough; above the largest, the number itself."""
+    return next((size for size in SIZES if size >= rows), rows)
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """What batches of up to ``most`` rows need."""
+    return sorted({*(size for size in SIZES if size < fitting(most)), fitting(most)})
 
 
 class Capture:

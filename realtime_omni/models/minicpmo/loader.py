@@ -46,7 +46,8 @@ class MiniCPMOOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     called with the folder, the device and ``vocoder_options``; see :class:`~realtime_omni.models.minicpmo.mouth.Vocoder`.
     Without one, the checkpoint's own, converted: :func:`~realtime_omni.models.minicpmo.vocoder.token2wav.open_folder`.
     ``voices``: a folder in the checkpoint with ``NAME.wav``. ``unit_words``: tokens that the model writes in a second.
-    ``prompt_tokens``: room of a call's prompt. The others: see :mod:`.sampling`; temperature 0: the likeliest.
+    ``prompt_tokens``: room of a call's prompt. ``graphs``: passes over one token of every call are CUDA graphs (needs Triton,
+    which torch brings for CUDA; **not run on a GPU yet**). The others: see :mod:`.sampling`; temperature 0: the likeliest.
     """
 
     checkpoint: str
@@ -62,6 +63,7 @@ class MiniCPMOOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     turn_length: Factor = TEXT.length
     code_temperature: Temperature = CODES.temperature
     code_repetition: Factor = CODES.repetition
+    graphs: bool = False
 
 
 def load(config: Config) -> MiniCPMO:
@@ -100,6 +102,7 @@ def load(config: Config) -> MiniCPMO:
         voices={name: tokens_of(ears, sound) for name, sound in sounds.items()},
         device=config.device,
         fingerprint=fingerprint_of_files(used, *parts),
+        captured_rows=config.engine.max_batch if options.graphs else None,
     )
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from realtime_omni.duplex.spec import DuplexSpec
 from realtime_omni.errors import ArgumentError
 from realtime_omni.kv.capacity import KVSpec
+from realtime_omni.kv.storage import KVStorage
 from realtime_omni.models.base import (
     Checkpoint,
     GrowingAttention,
@@ -38,9 +39,11 @@ from realtime_omni.models.base import (
     StepBatch,
     StepRow,
 )
+from realtime_omni.models.common.capture import Capture
 from realtime_omni.models.duplex import DuplexBase, duplex_output, speech_artifact
 from realtime_omni.models.minicpmo import listening, mel, mouth, sizes, speaking
 from realtime_omni.models.minicpmo import state as saved
+from realtime_omni.models.minicpmo.captured import CapturedThinker, TalkerRooms
 from realtime_omni.models.minicpmo.config import Config45
 from realtime_omni.models.minicpmo.ears import Ears
 from realtime_omni.models.minicpmo.mouth import Vocoder
@@ -89,12 +92,19 @@ class MiniCPMO(DuplexBase):
         name: str = "minicpm-o",
         device: torch.device | str = "cpu",
         fingerprint: str = "",
+        captured_rows: int | None = None,
     ) -> None:
+        """``captured_rows``: of a batch at most, whose passes over one token are CUDA graphs; None: none are."""
         self.config = config
         self.ears, self.talker = ears.eval(), talker.eval()
         self._words, self._vocoder, self._settings = words, vocoder, settings
         self._device, self._marks = torch.device(device), words.marks
-        self._mind = Thinker(language, words.marks, settings, self._device)
+        if captured_rows is None:
+            self._mind, self._talks = Thinker(language, words.marks, settings, self._device), None
+        else:
+            capture = Capture(self._device)
+            self._mind = CapturedThinker(language, words.marks, settings, self._device, captured_rows, capture)
+            self._talks = TalkerRooms(talker, captured_rows, capture)
         self._fingerprint = fingerprint
         _, self._per_unit = sizes.unit_tokens(config, settings)
         frames = -(-settings.prompt_tokens // self._per_unit)
@@ -146,6 +156,11 @@ class MiniCPMO(DuplexBase):
     def spec(self) -> ModelSpec:
         return self._spec
 
+    def warm_up(self, storage: KVStorage) -> None:
+        self._mind.warm_up(storage)
+        if self._talks is not None:
+            self._talks.steps.warm_up()
+
     def open(self, setup: SessionSetup) -> CallState:
         """Raises ArgumentError for a text that is too long."""
         voice = self._duplex.voices[0] if self._duplex.voices else None
@@ -190,7 +205,9 @@ class MiniCPMO(DuplexBase):
             yield from self._mind.write(batch, self._growing(batch), writing)
         yield Checkpoint("forward", "talk")
         lines = self._lines(batch, writing, heard)
-        codes, turns_after = self.talker.speak(list(lines.values()), self._settings.codes) if lines else ([], [])
+        spoken = list(lines.values())
+        mind = self._talks.lines(spoken) if self._talks is not None else None
+        codes, turns_after = self.talker.speak(spoken, self._settings.codes, mind) if lines else ([], [])
         talked = dict(zip(lines, zip(codes, turns_after, strict=True), strict=True))
         yield Checkpoint("forward", "speak")
         talked = {n: made for n, made in talked.items() if n in batch.active}

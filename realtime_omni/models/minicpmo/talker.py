@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, normalize, relu, scaled_dot_product_attention
 
-from realtime_omni.models.minicpmo.config import Config45, DecoderConfig
+from realtime_omni.models.minicpmo.config import Config45
 from realtime_omni.models.minicpmo.network import Decoder, empty
 from realtime_omni.models.minicpmo.sampling import CodeChance, choose_codes
 
@@ -39,6 +40,22 @@ class Line:
     @property
     def position(self) -> int:
         return sum(part.shape[2] for part in self.past)
+
+
+class Mind(Protocol):
+    """What the rows of one tick have said, and how the next embedding is read."""
+
+    def begin(self) -> Tensor:
+        """Hidden states [R, D] after every row's condition."""
+        ...
+
+    def step(self, rows: Sequence[int], x_BD: Tensor) -> Tensor:
+        """Hidden states [B, D] after one more embedding of the named rows."""
+        ...
+
+    def remembered(self) -> list[Past]:
+        """The rows' pasts with what was said as one part more."""
+        ...
 
 
 class Talker(nn.Module):
@@ -65,12 +82,14 @@ class Talker(nn.Module):
         thought = normalize(linear(relu(thought), self.project2, self.project2_bias), dim=-1)
         return torch.cat((made[:-1] + thought, made[-1:]))
 
-    def speak(self, lines: Sequence[Line], chance: CodeChance) -> tuple[list[list[int]], list[Past]]:
-        """The unit's codes of every row, at most ``CODES``, and what its turn remembers then."""
-        room = _Room(self.decoder.config, lines)
-        last = [self._read(room, row, line) for row, line in enumerate(lines)]
+    def speak(
+        self, lines: Sequence[Line], chance: CodeChance, mind: Mind | None = None
+    ) -> tuple[list[list[int]], list[Past]]:
+        """The unit's codes of every row, at most ``CODES``, and what its turn remembers then. ``mind``: of these lines."""
+        mind = mind or _Room(self.decoder, lines)
+        hidden = mind.begin()
         codes: list[list[int]] = [[] for _ in lines]
-        speaking, hidden = list(range(len(lines))), torch.stack(last)
+        speaking = list(range(len(lines)))
         for step in range(CODES):
             logits = linear(hidden, self.head).float()
             before, draws = [codes[row] for row in speaking], [lines[row].draws[step] for row in speaking]
@@ -81,24 +100,17 @@ class Talker(nn.Module):
             speaking = [row for row, _ in going]
             for row, code in going:
                 codes[row].append(code)
-            said = torch.tensor([[code] for _, code in going], device=hidden.device)
-            hidden = self._pass(room, speaking, embedding(said, self.embed_code))
-        return codes, room.remembered()
-
-    def _read(self, room: _Room, row: int, line: Line) -> Tensor:
-        return self._pass(room, [row], line.condition[None])[0]
-
-    def _pass(self, room: _Room, rows: Sequence[int], x_BTD: Tensor) -> Tensor:
-        """Hidden states [B, D] after the last of T."""
-        positions = room.place(rows, x_BTD.shape[1])
-        hidden: Tensor = self.decoder(x_BTD, positions, room.attend)
-        return hidden[:, -1]
+            said = torch.tensor([code for _, code in going], device=hidden.device)
+            hidden = mind.step(speaking, embedding(said, self.embed_code))
+        return codes, mind.remembered()
 
 
 class _Room:
     """Keys and values of several rows that grow, [L, 2, R, n, H, d], with room for a unit; rows share a kernel, masked."""
 
-    def __init__(self, config: DecoderConfig, lines: Sequence[Line]) -> None:
+    def __init__(self, decoder: Decoder, lines: Sequence[Line]) -> None:
+        config = decoder.config
+        self._decoder, self._conditions = decoder, [line.condition for line in lines]
         self._begins = [line.position for line in lines]
         self._ends = list(self._begins)
         self._pasts = [line.past for line in lines]
@@ -109,7 +121,18 @@ class _Room:
             if line.past:
                 self._both[:, :, row, : line.position] = torch.cat(line.past, dim=2)
 
-    def place(self, rows: Sequence[int], tokens: int) -> Tensor:
+    def begin(self) -> Tensor:
+        return torch.stack([self._pass([row], x_TD[None])[0] for row, x_TD in enumerate(self._conditions)])
+
+    def step(self, rows: Sequence[int], x_BD: Tensor) -> Tensor:
+        return self._pass(rows, x_BD[:, None])
+
+    def _pass(self, rows: Sequence[int], x_BTD: Tensor) -> Tensor:
+        """Hidden states [B, D] after the last of T."""
+        hidden: Tensor = self._decoder(x_BTD, self._place(rows, x_BTD.shape[1]), self._attend)
+        return hidden[:, -1]
+
+    def _place(self, rows: Sequence[int], tokens: int) -> Tensor:
         """Make room for the next tokens of the named rows; returns their positions [B, T]."""
         device, count = self._both.device, len(self._begins)
         self._every = list(rows) == list(range(count))
@@ -126,7 +149,7 @@ class _Room:
         self._mask = mask.index_copy_(0, self._rows, seen)[:, None]
         return self._columns
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         for side, new in enumerate((k, v)):
             self._both[layer, side][self._rows[:, None], self._columns] = new
         keys, values = self._both[layer, :, :, : self._length].transpose(2, 3)
@@ -137,7 +160,6 @@ class _Room:
         return out if self._every else out[self._rows]
 
     def remembered(self) -> list[Past]:
-        """The rows' pasts with what was written as one part more."""
         return [
             (*past, self._both[:, :, row, begin:end].clone(memory_format=torch.contiguous_format))
             for row, (past, begin, end) in enumerate(zip(self._pasts, self._begins, self._ends, strict=True))

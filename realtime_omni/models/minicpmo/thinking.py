@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from realtime_omni.kv.storage import KVStorage
 from realtime_omni.models.base import Checkpoint, GrowingAttention, StepBatch
 from realtime_omni.models.minicpmo.network import Language
 from realtime_omni.models.minicpmo.sampling import choose_words
@@ -70,10 +71,23 @@ class Thinker:
         hidden: Tensor = self.language.decoder(x_BTD, positions, attend)
         return hidden[:, -1]
 
+    def warm_up(self, storage: KVStorage) -> None:
+        """Make ready for ticks over these pools, before there is a call. Here: nothing to do."""
+
+    def begin(self, growing: GrowingAttention) -> None:
+        """Before the first pass of a tick that writes. Here: nothing to do."""
+
+    def read_one(
+        self, growing: GrowingAttention, rows: Sequence[int], x_BD: Tensor, positions: Sequence[int]
+    ) -> Tensor:
+        """As :meth:`read`, of one token a row."""
+        return self.read(growing, rows, x_BD[:, None], positions)
+
     def write(
         self, batch: StepBatch, growing: GrowingAttention, writing: Mapping[int, Writing]
     ) -> Generator[Checkpoint, None, None]:
         """Fill the units of all rows that stay active."""
+        self.begin(growing)
         rows = list(writing)
         opening = self.embed([self._marks.unit])
         x = torch.stack([torch.cat((opening, writing[n].second)) for n in rows])
@@ -84,8 +98,8 @@ class Thinker:
             rows = [n for n in rows if n in batch.active]
             thoughts = {}
             if rows:
-                x = self.embed([writing[n].unit.tokens[-1] for n in rows])[:, None]
-                hidden = self.read(growing, rows, x, [writing[n].next_position for n in rows])
+                x = self.embed([writing[n].unit.tokens[-1] for n in rows])
+                hidden = self.read_one(growing, rows, x, [writing[n].next_position for n in rows])
                 thoughts = dict(zip(rows, hidden, strict=True))
         yield Checkpoint("forward", "think")
         rows = [n for n in batch.active if n in writing]

@@ -21,19 +21,11 @@ from torch import Tensor
 from realtime_omni.kv.attention.decode import DecodePlan, DecodeRows
 from realtime_omni.kv.storage import KVStorage
 from realtime_omni.models.base import StepBatch
-from realtime_omni.models.common.capture import Capture
+from realtime_omni.models.common.capture import Capture, fitting, sizes_up_to
 from realtime_omni.models.moshi.codec import CodecState, Direction
 from realtime_omni.models.moshi.config import MimiConfig
 from realtime_omni.models.moshi.mimi import Mimi
 from realtime_omni.models.moshi.stages import Stages, Thinking, owned
-
-SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
-"""Rows of a graph."""
-
-
-def fitting(rows: int) -> int:
-    """The smallest size that is large enough; above the largest, the number itself."""
-    return next((size for size in SIZES if size >= rows), rows)
 
 
 class CapturedStages(Stages):
@@ -49,7 +41,7 @@ class CapturedStages(Stages):
         self._ears = CodecRows(mimi.encode, codec, mimi.encoder.carried, samples, codes, capture)
         self._mouth = CodecRows(mimi.decode, codec, mimi.decoder.carried, codes.clone(), samples.clone(), capture)
         self._thinker = Thinker(thinking, rows, mimi.count, capture, device)
-        self._sizes = sorted({*(size for size in SIZES if size < rows), rows})
+        self._sizes = sizes_up_to(most)
 
     def warm_up(self, storage: KVStorage) -> None:
         """Capture every size, so that no call waits for one: some ten seconds for 64 rows."""
