@@ -108,7 +108,7 @@ def test_geometries_with_blocks_layer_windows_or_boundaries_are_refused() -> Non
 )
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_the_kernel_equals_the_gathered_one(kv_heads: int) -> None:
-    """Rows of one key, of some, of all; several parts of a row; heads that share keys. On CUDA, or with Triton's interpreter."""
+    """Rows of one key, of some, of all; parts of a row; heads that share keys. On CUDA, or with Triton's interpreter."""
     from realtime_omni.kv.attention.decode_kernel import decode, parts_of
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -131,8 +131,8 @@ def test_rows_that_share_a_kernel_are_what_they_are_alone() -> None:
 
 
 def test_passes_through_rooms_see_and_leave_what_plain_ones_do() -> None:
-    """Frames begin with several tokens, go on one by one in passes that are filled up, and end with two; rooms are left as the tick
-    before left them. Pages are equal to the last slot."""
+    """Frames begin with several tokens, go on one by one in passes that are filled up, and end with two; rooms are left as
+    the tick before left them. Pages are equal to the last slot."""
     plain, roomed = Bench(), Bench()
     rooms: Rooms | None = None
     for number in range(6):
