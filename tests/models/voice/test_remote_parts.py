@@ -1,5 +1,8 @@
 """Endpoints in the recipe, and several of them in one call."""
 
+import gc
+
+import anyio
 import msgspec
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from realtime_omni.models.voice.parts import VoiceOptions, load_parts
 from realtime_omni.models.voice.remote import web as remote_web
 from realtime_omni.models.voice.remote.hearing import RemoteRecognizer
 from realtime_omni.models.voice.remote.settings import RecognizerEndpoint
+from realtime_omni.models.voice.remote.web import Web
 from realtime_omni.session.frame import Cancel, Respond, Say
 from realtime_omni.session.signals import OutputText
 
@@ -99,3 +103,26 @@ def test_frames_are_not_held_up_by_an_endpoint(stub, web):
     talk.wait(100 * FRAME_MS)
     assert not talk.of(OutputText)
     talk.tell(Cancel())
+
+
+def test_a_stop_leaves_a_connections_own_tasks_to_anyio():
+    """anyio's task that is cancelled before it has begun never awaits what it was given; its group waits for its begin."""
+    web, ended = Web(), []
+
+    async def attempt():
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append(True)
+
+    async def work():
+        async with anyio.create_task_group() as connection:
+            connection.start_soon(attempt)
+            web._loop.stop()  # at the end of this turn, before the attempt begins
+            await anyio.sleep_forever()
+
+    stopped = web.begin("a part", work)
+    web._thread.join(10)
+    assert stopped.cancelled()
+    assert ended == [True]
+    gc.collect()  # a coroutine that nobody awaited would warn here

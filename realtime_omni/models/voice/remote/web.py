@@ -83,6 +83,7 @@ class Web:
         self._loop = asyncio.new_event_loop()
         self._transport = transport
         self._clients: dict[type[Endpoint], httpx.AsyncClient] = {}
+        self._works: set[asyncio.Task[Any]] = set()
         self._thread = threading.Thread(target=self._run, name="voice-web", daemon=True)
         self._thread.start()
 
@@ -126,6 +127,10 @@ class Web:
     async def _guarded(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         import httpx
 
+        task = asyncio.current_task()
+        assert task is not None
+        self._works.add(task)
+        task.add_done_callback(self._works.discard)
         try:
             async with asyncio.timeout(WHOLE_S):
                 await work()
@@ -139,10 +144,10 @@ class Web:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.run_until_complete(asyncio.sleep(0))  # what was begun is known in self._works
+        for work in self._works:
+            work.cancel()  # and nothing below it: a connection's own tasks are anyio's to cancel
+        self._loop.run_until_complete(asyncio.gather(*asyncio.all_tasks(self._loop), return_exceptions=True))
         for client in self._clients.values():
             self._loop.run_until_complete(client.aclose())
         self._loop.close()
