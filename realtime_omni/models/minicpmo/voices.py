@@ -96,11 +96,12 @@ def tokens_of(ears: Ears, sound: Tensor) -> Tensor:
 def _read(file: Path) -> Tensor:
     try:
         with wave.open(str(file), "rb") as source:
-            shape = (source.getframerate(), source.getsampwidth())
-            samples = np.frombuffer(source.readframes(source.getnframes()), "<i2" if shape[1] == 2 else np.uint8)
-            channels = source.getnchannels()
-    except (OSError, EOFError, wave.Error):
+            form = (source.getframerate(), source.getsampwidth(), source.getnchannels())
+            sound = source.readframes(LONGEST_S * mel.RATE + 1)
+    except (OSError, EOFError, RuntimeError, wave.Error):  # RuntimeError: a part that is longer than its file
         raise ConfigError(f"{file.name} cannot be read as a WAV file", path=file.name) from None
-    if shape != (mel.RATE, 2) or channels != 1 or not mel.RATE <= len(samples) <= LONGEST_S * mel.RATE:
+    count = len(sound) // 2  # a file that was cut short may end within a number
+    if form != (mel.RATE, 2, 1) or not mel.RATE <= count <= LONGEST_S * mel.RATE:
         raise ConfigError(f"{file.name}: a voice is 16-bit mono at 16 kHz, 1 to {LONGEST_S} s", path=file.name)
+    samples = np.frombuffer(sound, "<i2", count)
     return torch.from_numpy(samples.astype(np.float32) / 32768)

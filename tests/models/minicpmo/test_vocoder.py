@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from models.minicpmo.tiny import checkpoint, recipe, with_vocoder
 from realtime_omni.build import kv_spec
 from realtime_omni.errors import ConfigError
 from realtime_omni.models import catalog
+from realtime_omni.models.minicpmo.vocoder import convert
 from realtime_omni.models.minicpmo.vocoder.convert import convert_weights
 from realtime_omni.session.frame import Respond
 from realtime_omni.session.values import SessionId
@@ -89,3 +93,54 @@ def test_the_converter_reads_tensors_of_the_known_names_and_nothing_else(folder:
     del hift["conv_post.bias"]
     torch.save(hift, tmp_path / "hift.pt")
     refused("missing: conv_post.bias")
+
+
+def test_a_crafted_checkpoint_is_refused_before_it_costs_anything(folder: Path, tmp_path: Path) -> None:
+    files = folder / "assets" / "token2wav"
+    flow, hift = (torch.load(files / f"{name}.pt", weights_only=True) for name in ("flow", "hift"))
+    name, lengths = "input_embedding.weight", "conv_pre.parametrizations.weight.original0"
+
+    def refused(match: str, flow: object = flow, hift: object = hift) -> None:
+        torch.save(flow, tmp_path / "flow.pt")
+        torch.save(hift, tmp_path / "hift.pt")
+        with pytest.raises(ConfigError, match=match):
+            convert_weights(tmp_path)
+        assert not list(tmp_path.glob("*.safetensors"))
+
+    for wrong in (
+        torch.zeros(1).expand(1 << 40, 2),
+        torch.zeros(2, 2, dtype=torch.int64),
+        torch.zeros(2, 2).to_sparse(),
+        torch.zeros(2, 2, device="meta"),
+    ):
+        refused("'input_embedding.weight' is no tensor of floating point numbers", {name: wrong}, {})
+    refused("5 is no tensor", {5: torch.zeros(1)}, {})
+    refused("input_embedding.weight is not finite", {**flow, name: flow[name] * math.nan})
+    refused("missing: .* and .* more", {**flow, "decoder.estimator.blocks.99999999999.x": torch.zeros(1)})
+    refused("no network's", {**flow, "encoder.encoders.0.self_attn.pos_bias_u": torch.zeros(0, 3)})
+    refused("no length beside it, or of another shape", hift={**hift, lengths: torch.ones(7, 1, 1)})
+    refused("conv_pre.weight is there twice", hift={**hift, "conv_pre.weight": torch.ones(1)})
+    torch.save({name: torch.zeros(10_000)}, tmp_path / "stored.pt")
+    with ZipFile(tmp_path / "stored.pt") as stored, ZipFile(tmp_path / "flow.pt", "w", ZIP_DEFLATED) as packed:
+        for part in stored.namelist():
+            packed.writestr(part, stored.read(part))
+    with pytest.raises(ConfigError, match=r"flow\.pt is compressed"):
+        convert_weights(tmp_path)
+
+
+def test_a_conversion_that_fails_leaves_what_was_there(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("flow", "hift"):
+        shutil.copy(folder / "assets" / "token2wav" / f"{name}.pt", tmp_path)
+    before = convert_weights(tmp_path).read_bytes()
+
+    def full(tensors: object, path: Path, metadata: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError("no space left on the device")
+
+    monkeypatch.setattr(convert, "save_file", full)
+    with pytest.raises(ConfigError, match=r"token2wav\.safetensors cannot be written: no space left"):
+        convert_weights(tmp_path)
+    assert (tmp_path / "token2wav.safetensors").read_bytes() == before
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["flow.pt", "hift.pt", "token2wav.safetensors"]

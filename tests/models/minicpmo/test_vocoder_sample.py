@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import struct
 import wave
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +17,7 @@ from safetensors.torch import load_file
 from realtime_omni.errors import ConfigError
 from realtime_omni.models.minicpmo.vocoder import sample
 from realtime_omni.models.minicpmo.vocoder.convert import convert_voices
+from realtime_omni.models.minicpmo.voices import read_voices
 
 
 def sine(hertz: float, rate: int) -> torch.Tensor:
@@ -79,3 +82,59 @@ def test_a_wav_becomes_a_sample_by_the_two_models(tmp_path: Path, monkeypatch: p
     assert tokenizer.fed["feats_length"].tolist() == [100]
     assert speaker.fed["input"].shape == (1, 98, 80)
     assert np.abs(speaker.fed["input"].mean(axis=1)).max() < 1e-4
+
+
+def wav(seconds: float, *, rate: int = 16_000, width: int = 2, channels: int = 1) -> bytes:
+    with BytesIO() as written:
+        with wave.open(written, "wb") as file:
+            file.setnchannels(channels)
+            file.setsampwidth(width)
+            file.setframerate(rate)
+            file.writeframes(bytes(round(seconds * rate) * width * channels))
+        return written.getvalue()
+
+
+FLOATS = b"".join(
+    [
+        struct.pack("<4sI4s", b"RIFF", 36 + 64_000, b"WAVE"),
+        struct.pack("<4sIHHIIHH", b"fmt ", 16, 3, 1, 16_000, 64_000, 4, 32),
+        struct.pack("<4sI", b"data", 64_000),
+        np.full(16_000, np.nan, "<f4").tobytes(),
+    ]
+)
+FORM, UNREADABLE = "16-bit mono at 16 kHz, 1 to 30 s", "cannot be read as a WAV file"
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        pytest.param(wav(0), FORM, id="nothing"),
+        pytest.param(wav(0.9), FORM, id="short"),
+        pytest.param(wav(30.001), FORM, id="long"),
+        pytest.param(wav(600), FORM, id="ten minutes"),
+        pytest.param(wav(2, width=1), FORM, id="8 bits"),
+        pytest.param(wav(2, width=3), FORM, id="24 bits"),
+        pytest.param(wav(2, rate=96_000), FORM, id="96 kHz"),
+        pytest.param(wav(2, channels=2), FORM, id="two channels"),
+        pytest.param(FLOATS, UNREADABLE, id="floats"),
+        pytest.param(b"", UNREADABLE, id="empty"),
+        pytest.param(wav(2)[:40], UNREADABLE, id="half a head"),
+        pytest.param(wav(2).replace(b"data", b"list"), UNREADABLE, id="no sound"),
+        pytest.param(wav(2)[:16] + b"\xff\xff\xff\x7f" + wav(2)[20:], UNREADABLE, id="a part longer than its file"),
+    ],
+)
+def test_a_wav_that_is_no_voice_is_refused(data: bytes, why: str, tmp_path: Path) -> None:
+    (tmp_path / "north.wav").write_bytes(data)
+    with pytest.raises(ConfigError, match=why):
+        read_voices(tmp_path)
+
+
+def test_a_wav_that_was_cut_short_within_a_number_is_read_up_to_there(tmp_path: Path) -> None:
+    (tmp_path / "north.wav").write_bytes(wav(2)[:-5])
+    assert read_voices(tmp_path)["north"].shape == (31_997,)
+
+
+def test_an_onnx_model_of_something_else_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sample, "_session", lambda path: Session(["only"], np.zeros(1)))
+    with pytest.raises(ConfigError, match=r"speech_tokenizer_v2_25hz\.onnx takes no sound"):
+        sample.sample_of(sine(300, 16_000), tmp_path)

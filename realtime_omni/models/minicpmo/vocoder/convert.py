@@ -11,12 +11,13 @@ every ``voices/NAME.wav`` a ``voice-NAME.safetensors``, for which the extra ``vo
 from __future__ import annotations
 
 import argparse
-import pickle
 import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -44,23 +45,42 @@ def convert_weights(folder: Path) -> Path:
     shapes = [{name: tuple(tensor.shape) for name, tensor in each.items()} for each in networks.values()]
     networks_for(shapes[0], shapes[1], 1, f"{folder.name}/flow.pt, {hift_file.name}")
     whole = {f"{kind}.{name}": tensor.contiguous() for kind, each in networks.items() for name, tensor in each.items()}
-    save_file(whole, folder / FILE, metadata={"format": "pt"})
-    return folder / FILE
+    if wrong := [name for name, tensor in whole.items() if not bool(tensor.isfinite().all())]:
+        raise ConfigError(f"{folder.name}: {wrong[0]} is not finite", path=wrong[0])
+    return _written(whole, folder / FILE)
 
 
-def read_tensors(file: Path) -> Mapping[str, Tensor]:
-    """A pickled state dict, by a reader that makes tensors only. Raises ConfigError."""
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """A pickled state dict, by a reader that makes tensors only; all of it is in the file, byte by byte. Raises ConfigError."""
     if not file.is_file():
         raise ConfigError(f"{file.parent.name} lacks {file.name}", path=file.name)
     try:
-        read = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        swells = zipfile.is_zipfile(file) and _unpacked_bytes(file) > file.stat().st_size
+        read = None if swells else torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever the pickle of somebody else makes of the reader's stack
         raise ConfigError(
             f"{file.name} holds more than tensors, or is damaged: {error}"[:300], path=file.name
         ) from None
-    if not isinstance(read, dict) or not all(isinstance(each, Tensor) for each in read.values()):
+    if swells:
+        raise ConfigError(f"{file.name} is compressed", path=file.name)
+    if not isinstance(read, dict):
         raise ConfigError(f"{file.name} is no dictionary of tensors", path=file.name)
+    for name, each in read.items():
+        if not isinstance(name, str) or not isinstance(each, Tensor) or not _is_whole(each):
+            raise ConfigError(f"{file.name}: {name!r} is no tensor of floating point numbers"[:300], path=file.name)
     return read
+
+
+def _unpacked_bytes(file: Path) -> int:
+    with zipfile.ZipFile(file) as archive:
+        return sum(part.file_size for part in archive.infolist())
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """A view that repeats its numbers may be larger than any memory."""
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or not tensor.is_floating_point():
+        return False
+    return tensor.nbytes <= tensor.untyped_storage().nbytes()
 
 
 def multiplied_out(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -70,10 +90,13 @@ def multiplied_out(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for name in [each for each in stored if each.endswith(direction_name)]:
             base = name.removesuffix(direction_name)
             direction, length = out.pop(name), out.pop(base + length_name, None)
-            if length is None:
-                raise ConfigError(f"{name} has no length beside it", path=name)
+            rows = (*direction.shape[:1], *[1] * (direction.dim() - 1))
+            if length is None or not rows or length.shape != rows:
+                raise ConfigError(f"{name} has no length beside it, or of another shape", path=name)
+            if f"{base}.weight" in out:
+                raise ConfigError(f"{base}.weight is there twice", path=name)
             wide = direction.double()
-            norm = wide.flatten(1).norm(dim=1).view(-1, *[1] * (wide.dim() - 1))
+            norm = wide.flatten(1).norm(dim=1).view(rows)
             out[f"{base}.weight"] = (wide * (length.double() / norm)).to(direction.dtype)
     return out
 
@@ -88,9 +111,22 @@ def convert_voices(checkpoint: Path) -> list[Path]:
     written: list[Path] = []
     for name, sound in sounds.items():
         sample = sample_of(sound, files)
-        written.append(files / VOICE_FILE.format(name))
-        save_file({"codes": sample.codes, "mel": sample.mel, "speaker": sample.speaker}, written[-1])
+        tensors = {"codes": sample.codes, "mel": sample.mel, "speaker": sample.speaker}
+        written.append(_written(tensors, files / VOICE_FILE.format(name)))
     return written
+
+
+def _written(tensors: Mapping[str, Tensor], path: Path) -> Path:
+    """The whole file, or what was there before. Raises ConfigError."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        save_file(dict(tensors), partial, metadata={"format": "pt"})
+        partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path.name} cannot be written: {error}", path=path.name) from None
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from realtime_omni.errors import ConfigError
@@ -85,18 +86,24 @@ def whisper_spectrogram(sound: Tensor) -> Tensor:
 
 def _codes(sound: Tensor, file: Path) -> Tensor:
     feature = whisper_spectrogram(sound)[None]
-    session = _session(file)
-    names = [each.name for each in session.get_inputs()]
-    fed = {names[0]: feature.numpy(), names[1]: np.array([feature.shape[2]], np.int32)}
-    return torch.from_numpy(np.asarray(session.run(None, fed)[0]).reshape(-1).astype(np.int64))
+    made = _answer(file, feature.numpy(), np.array([feature.shape[2]], np.int32))
+    return torch.from_numpy(made.reshape(-1).astype(np.int64))
 
 
 def _speaker(sound: Tensor, file: Path) -> Tensor:
     feature = filter_bank(sound)
     feature = (feature - feature.mean(dim=0, keepdim=True))[None]
+    return torch.from_numpy(np.asarray(_answer(file, feature.numpy()), np.float32).reshape(-1))
+
+
+def _answer(file: Path, *given: NDArray[Any]) -> NDArray[Any]:
+    """What an ONNX model makes first of its inputs, in their order. Raises ConfigError."""
     session = _session(file)
-    made = session.run(None, {session.get_inputs()[0].name: feature.numpy()})[0]
-    return torch.from_numpy(np.asarray(made, np.float32).reshape(-1))
+    try:
+        fed = dict(zip((each.name for each in session.get_inputs()), given, strict=True))
+        return np.asarray(session.run(None, fed)[0])
+    except Exception as error:  # onnxruntime's own classes, which have no common base
+        raise ConfigError(f"{file.name} takes no sound ({type(error).__name__})", path=file.name) from None
 
 
 def _session(file: Path) -> Any:

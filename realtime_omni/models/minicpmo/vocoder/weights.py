@@ -76,8 +76,12 @@ def match(network: nn.Module, shapes: Shapes, file: str) -> None:
 
 def networks_for(flow: Shapes, hift: Shapes, steps: int, file: str) -> tuple[Flow, HiFT]:
     """Networks without memory that the names and shapes fit. Raises ConfigError that lists what does not."""
-    with torch.device("meta"):
-        networks = Flow(flow_sizes(flow, file), steps), HiFT(hift_sizes(hift, file))
+    sizes = flow_sizes(flow, file), hift_sizes(hift, file)
+    try:
+        with torch.device("meta"):
+            networks = Flow(sizes[0], steps), HiFT(sizes[1])
+    except (RuntimeError, ValueError, ArithmeticError) as error:  # none has no heads, or more channels than numbers
+        raise ConfigError(f"{file}: the shapes are no network's: {error}"[:300]) from None
     for network, shapes in zip(networks, (flow, hift), strict=True):
         match(network, shapes, file)
     if networks[0].sizes.estimator.mels != networks[1].conv_pre.in_channels:
@@ -106,5 +110,8 @@ def load(path: Path, *, steps: int, dtype: torch.dtype, device: torch.device | s
 
 
 def _count(shapes: Shapes, pattern: str) -> int:
-    numbers = [int(found[1]) for name in shapes if (found := re.fullmatch(pattern, name))]
-    return max(numbers) + 1
+    """How many there are; where numbers are left out, `match` says which names are missing."""
+    numbers = {found[1] for name in shapes if (found := re.fullmatch(pattern, name))}
+    if not numbers:
+        raise KeyError(pattern)
+    return len(numbers)
