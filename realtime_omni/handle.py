@@ -29,6 +29,10 @@ log = logging.getLogger(__name__)
 ENDS = frozenset({"closed", "evicted"})
 """Notices after which a session is no more."""
 
+RECEIPT_WITHIN_S = 0.002
+"""How long an event waits for the block that is asked for behind it, before the engine is woken for it alone: two ways to the
+engine and back, and two writes to the client, cost twice what one does."""
+
 
 class Session:
     """Handle of one session. Safe to share between tasks of one event loop."""
@@ -90,15 +94,19 @@ class Session:
 
         Raises StateError, EventConflictError, StaleEventError, EventQueueFullError, ArgumentError; nothing changed then.
         """
-        return await self.post_event(event)
+        return await self._accept(event)
 
     def post_event(self, event: SessionEvent) -> asyncio.Future[EventAcceptance]:
         """:meth:`accept_event` for callers that go on at once: when this returns the event is queued, ahead of whatever is
         asked of the session next; the future gets the receipt, or what :meth:`accept_event` raises.
 
-        Answers come in order: a chunk that applied the event is not handed out before its receipt.
+        Answers come in order: a chunk that applied the event is not handed out before its receipt. An engine that sleeps is
+        told with what is asked next, or after :data:`RECEIPT_WITHIN_S`.
         Raises CapacityError: too many commands wait for the engine; the event is not queued."""
-        return self._manager.send(c.Accept(**self._address(), event=event), quiet=True)
+        return self._accept(event, RECEIPT_WITHIN_S)
+
+    def _accept(self, event: SessionEvent, within_s: float | None = None) -> asyncio.Future[EventAcceptance]:
+        return self._manager.send(c.Accept(**self._address(), event=event), within_s=within_s)
 
     async def next_chunk(self, outputs: Sequence[str] | None = None) -> Chunk:
         """The next block of the world. Concurrent calls are served one after the other.
@@ -174,7 +182,7 @@ class Session:
 
         Raises CapacityError: too many commands wait for the engine. The future raises ArgumentError (the model cannot take
         this frame in; nothing has happened), StateError, TickError (see ``rollback``), AbortedError, CapacityError."""
-        return self._manager.send(c.Next(**self._address(), asked_at_s=self._manager.now_s(), frame=frame), quiet=True)
+        return self._manager.send(c.Next(**self._address(), asked_at_s=self._manager.now_s(), frame=frame), within_s=0)
 
     async def reset(
         self,
@@ -269,7 +277,7 @@ class Session:
     async def _accept_played(self, event: SessionEvent) -> None:
         """A replay that is given up here has its receipt all the same: the floor then counts the event, and no other gets
         its id."""
-        receipt = self.post_event(event)
+        receipt = self._accept(event)
         try:
             await asyncio.shield(receipt)
         except asyncio.CancelledError:

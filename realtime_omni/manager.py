@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -110,7 +111,8 @@ class SessionManager:
         self._thread = EngineThread(self._build, self._inbox, self._outbox, self._clock)
         self._futures: dict[int, asyncio.Future[Any]] = {}
         self._tickets = 0
-        self._nudging = False
+        self._nudge: asyncio.Handle | None = None
+        self._nudge_at_s = math.inf
         self._handles: dict[SessionId, Session] = {}
         self._graves: deque[SessionId] = deque(maxlen=1024)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -291,16 +293,18 @@ class SessionManager:
         self._tickets += 1
         return self._tickets
 
-    def send(self, command: c.Command, *, quiet: bool = False) -> asyncio.Future[Any]:
+    def send(self, command: c.Command, *, within_s: float | None = None) -> asyncio.Future[Any]:
         """Post a command; the future gets its answer.
 
-        ``quiet``: the engine is woken in the loop's next round, once for this and for what is sent until then."""
+        ``within_s``: a sleeping engine is woken so much later (0: in the loop's next round), once for this and for what is
+        sent until then, or with the next command that cannot wait."""
         if self._loop is None:
             raise EngineError("the session manager is not started")
-        self._inbox.put(command, quiet=quiet)
-        if quiet and not self._nudging:
-            self._nudging = True
-            self._loop.call_soon(self._nudge)
+        self._inbox.put(command, quiet=within_s is not None)
+        if within_s is not None:
+            self._nudge_within(within_s)
+        elif self._nudge is not None:
+            self._end_nudge(self._nudge)
         future: asyncio.Future[Any] = self._loop.create_future()
         self._futures[command.ticket] = future
         return future
@@ -311,8 +315,24 @@ class SessionManager:
         future = self._futures[ticket] = self._loop.create_future()
         return future
 
-    def _nudge(self) -> None:
-        self._nudging = False
+    def _nudge_within(self, within_s: float) -> None:
+        """Wake the engine then, unless it is to be woken before."""
+        assert self._loop is not None
+        at_s = self._loop.time() + within_s
+        if self._nudge is not None:
+            if self._nudge_at_s <= at_s:
+                return
+            self._end_nudge(self._nudge)
+        self._nudge_at_s = at_s
+        wake = self._wake_engine
+        self._nudge = self._loop.call_later(within_s, wake) if within_s else self._loop.call_soon(wake)
+
+    def _end_nudge(self, nudge: asyncio.Handle) -> None:
+        nudge.cancel()
+        self._nudge = None
+
+    def _wake_engine(self) -> None:
+        self._nudge = None
         self._inbox.nudge()
 
     async def open_session(self, command: c.Create | c.Fork | c.Restore) -> Session:

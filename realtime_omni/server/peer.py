@@ -4,22 +4,26 @@ Owns: nothing of its own. The protocol's state is uvicorn's, the connection's is
 Through ASGI every message is a coroutine through three layers and a system call of its own. :meth:`PeerProtocol.put` takes
 the messages of a block together: one write, no coroutine, when the socket has room; what does not fit waits in the ordinary
 ``send``. The order is the same, because both end in the same protocol object and never wait in between. On the way in, long
-messages go round websockets' buffers (:mod:`realtime_omni.server.long_frame`).
+messages go round websockets' buffers (:mod:`realtime_omni.server.long_frame`), and short ones round its parser
+(:mod:`realtime_omni.server.short_frame`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from websockets.exceptions import InvalidState
 from websockets.protocol import State
 
 from realtime_omni.server.guard import GuardedWebSocket
 from realtime_omni.server.long_frame import LongFrame
+from realtime_omni.server.short_frame import read_short
 from realtime_omni.server.transport import PEER_KEY, RECEIVED_KEY
+
+_HEAD, _HEAD_16, _HEAD_64 = struct.Struct("!BB"), struct.Struct("!BBH"), struct.Struct("!BBQ")
 
 
 class _Arrivals(asyncio.Queue[Any]):
@@ -50,6 +54,14 @@ class PeerProtocol(GuardedWebSocket):
         return ended
 
     def data_received(self, data: bytes) -> None:
+        at, most = 0, self.config.ws_max_size
+        while self._long is None and self._may_begin() and (short := read_short(data, at, most)) is not None:
+            payload, at = short
+            self.curr_msg_data_type, self.frames = "text", [payload]
+            self.send_receive_event_to_app()
+        if at == len(data):
+            return
+        data = data[at:]
         rest = memoryview(data)
         if self._long is None:
             begun = LongFrame.begin(data, self.config.ws_max_size) if self._may_begin() else None
@@ -97,22 +109,31 @@ class PeerProtocol(GuardedWebSocket):
 
     def put(self, messages: Sequence[str | bytes]) -> bool:
         """Write messages in one piece; False, and nothing is written, when the socket is full or no longer open."""
+        conn = self.conn
         if not self.writable.is_set() or self.disconnected or self.close_sent or self.transport.is_closing():
             return False
-        try:
-            for message in messages:
-                if isinstance(message, str):
-                    self.conn.send_text(message.encode())
-                else:
-                    self.conn.send_binary(message)
-        except InvalidState:  # the peer has begun to close: the first message says so
+        if conn.state is not State.OPEN or conn.extensions:  # the peer has begun to close; or frames are not plain
             return False
-        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.transport.write(b"".join(_framed(messages)))
         return True
 
     def abort(self) -> None:
         """Cut the connection without waiting for a peer that takes no bytes."""
         self.transport.abort()
+
+
+def _framed(messages: Sequence[str | bytes]) -> Iterator[bytes]:
+    """Each message as one frame of RFC 6455, 5.2, from a server: whole and not masked."""
+    for message in messages:
+        opcode, payload = (0x81, message.encode()) if isinstance(message, str) else (0x82, message)
+        size = len(payload)
+        if size < 126:
+            yield _HEAD.pack(opcode, size)
+        elif size < 65_536:
+            yield _HEAD_16.pack(opcode, 126, size)
+        else:
+            yield _HEAD_64.pack(opcode, 127, size)
+        yield payload
 
 
 __all__ = ["PeerProtocol"]

@@ -151,6 +151,29 @@ async def test_posted_events_are_answered_in_order_and_before_the_chunk_that_app
         assert isinstance(posted[1].exception(), EventConflictError)
 
 
+async def test_a_block_takes_the_event_before_it_along_and_an_event_alone_is_heard_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running() as manager:
+        session = await manager.create_session()
+        wakes: list[str] = []
+        for name in ("put", "nudge"):
+            called = getattr(manager._inbox, name)
+
+            def noted(*args: Any, called: Any = called, name: str = name, **how: Any) -> None:
+                wakes.append("quiet" if how.get("quiet") else name)
+                called(*args, **how)
+
+            monkeypatch.setattr(manager._inbox, name, noted)
+        receipt = session.post_event(event(0))
+        chunk = await session.next_chunk()
+        assert chunk.metadata.applied_event_ids == (0,)
+        assert receipt.done()
+        assert wakes == ["quiet", "put"]
+        await session.post_event(event(1))
+        assert wakes[2:] == ["quiet", "nudge"]
+
+
 async def test_abort_rolls_the_running_chunk_back_and_names_it() -> None:
     async with running() as manager:
         session = await manager.create_session("a")

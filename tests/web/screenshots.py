@@ -7,17 +7,15 @@ Starts its own server and walks a little, so that the pictures show a walk; ``--
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import tempfile
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 from world_page import BROWSER_ARGS, LAPTOP, PHONE, PHONE_ON_ITS_SIDE, ROOT, World, running_server
 
 SHOTS = (("laptop", LAPTOP, 1), ("phone", PHONE, 2), ("phone-landscape", PHONE_ON_ITS_SIDE, 2))
-QUALITY = 75  # of WebP, in percent: letters stay sharp
 
 
 def take(
@@ -40,7 +38,8 @@ def take(
         world.moves(frames, timeout_s=60)
         if key != "w":
             page.keyboard.up(key)
-    save(page, out / f"page-{name}.webp")
+    page.screenshot(path=out / f"page-{name}.png")
+    shrink(out / f"page-{name}.png")
     context.close()
 
 
@@ -62,7 +61,8 @@ def take_what_if(browser: Browser, url: str, out: Path, prompt: str | None) -> N
     world.wait("s.branch.shownFrames > 14", 60)
     page.keyboard.down("l")
     world.wait("s.branch.shownFrames > 20", 60)
-    save(page, out / "page-what-if.webp")
+    page.screenshot(path=out / "page-what-if.png")
+    shrink(out / "page-what-if.png")
     page.close()
 
 
@@ -80,13 +80,14 @@ def take_robot(browser: Browser, url: str, out: Path) -> None:
         " joining === 'trained' && phase === 'running' && episode_tick > 20 && plan.length > 8)(robotDemo.stats())",
         timeout=60_000,
     )
-    save(page, out / "robot-laptop.webp")
+    page.screenshot(path=out / "robot-laptop.png")
+    shrink(out / "robot-laptop.png")
     page.close()
 
 
-def save(page: Page, file: Path) -> None:
-    """What the page shows, as WebP: the pictures are in every clone."""
-    Image.open(io.BytesIO(page.screenshot())).convert("RGB").save(file, quality=QUALITY, method=6)
+def shrink(file: Path) -> None:
+    """256 colours, a third of the bytes: the pictures are in every clone."""
+    Image.open(file).convert("RGB").quantize(256).save(file, optimize=True)
 
 
 def take_talk(browser: Browser, url: str, out: Path) -> None:
@@ -101,7 +102,7 @@ def take_talk(browser: Browser, url: str, out: Path) -> None:
     ):
         page.click(f'[data-question="{name}"]')
         page.wait_for_function(f"() => {{ const s = realtimeTalk.stats(); return {then}; }}", polling=30)
-    save(page, out / "page-talk.webp")
+    page.screenshot(path=out / "page-talk.png")
     page.close()
 
 
@@ -130,13 +131,14 @@ def main() -> None:
 def shoot(browser: Browser, url: str, options: argparse.Namespace) -> None:
     if options.model == "voice":
         take_talk(browser, url, options.out)
-        print("page-talk.webp")
+        shrink(options.out / "page-talk.png")
+        print("page-talk.png")
         return
     for name, size, scale in SHOTS:
         take(browser, url, name, size, scale, options.out, options.prompt)
-        print(f"page-{name}.webp")
+        print(f"page-{name}.png")
     take_what_if(browser, url, options.out, options.prompt)
-    print("page-what-if.webp")
+    print("page-what-if.png")
 
 
 if __name__ == "__main__":
