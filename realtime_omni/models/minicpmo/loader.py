@@ -46,8 +46,9 @@ class MiniCPMOOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     called with the folder, the device and ``vocoder_options``; see :class:`~realtime_omni.models.minicpmo.mouth.Vocoder`.
     Without one, the checkpoint's own, converted: :func:`~realtime_omni.models.minicpmo.vocoder.token2wav.open_folder`.
     ``voices``: a folder in the checkpoint with ``NAME.wav``. ``unit_words``: tokens that the model writes in a second.
-    ``prompt_tokens``: room of a call's prompt. ``graphs``: passes over one token of every call are CUDA graphs (needs Triton,
-    which torch brings for CUDA; **not run on a GPU yet**). The others: see :mod:`.sampling`; temperature 0: the likeliest.
+    ``prompt_tokens``: room of a call's prompt. ``graphs``: passes over one token of every call, and whole seconds of the
+    checkpoint's own vocoder, are CUDA graphs (needs Triton, which torch brings for CUDA; **not run on a GPU yet**).
+    The others: see :mod:`.sampling`; temperature 0: the likeliest.
     """
 
     checkpoint: str
@@ -76,7 +77,8 @@ def load(config: Config) -> MiniCPMO:
     settings = settings_of(options, config)
     check_window(config, sizes, settings)
     words = TokenizerFile(folder)
-    vocoder = open_vocoder(options, folder, config.device, sizes.audio_tokens - 1)
+    captured_rows = config.engine.max_batch if options.graphs else None
+    vocoder = open_vocoder(options, folder, config.device, sizes.audio_tokens - 1, captured_rows)
     with torch.device("meta"):
         language = Language(sizes.language, sizes.vocab_size)
         ears = Ears(sizes.ears, sizes.language.hidden_size)
@@ -102,7 +104,7 @@ def load(config: Config) -> MiniCPMO:
         voices={name: tokens_of(ears, sound) for name, sound in sounds.items()},
         device=config.device,
         fingerprint=fingerprint_of_files(used, *parts),
-        captured_rows=config.engine.max_batch if options.graphs else None,
+        captured_rows=captured_rows,
     )
 
 
@@ -152,12 +154,14 @@ def check_voices(vocoder: Vocoder, names: Iterable[str]) -> None:
         raise ConfigError(f"{error}", path="options.voices") from None
 
 
-def open_vocoder(options: MiniCPMOOptions, folder: Path, device: str, codes: int) -> Vocoder:
+def open_vocoder(
+    options: MiniCPMOOptions, folder: Path, device: str, codes: int, captured_rows: int | None = None
+) -> Vocoder:
     """Of so many codes. Raises ConfigError: there is none of that name, or it refuses."""
     module, _, name = options.vocoder.partition(":")
     path = "options.vocoder"
     if not module:
-        return _own_vocoder(options, folder, device, codes)
+        return _own_vocoder(options, folder, device, codes, captured_rows)
     if not name:
         raise ConfigError("options.vocoder must be package.module:factory; see recipes/minicpm-o.md", path=path)
     try:
@@ -172,12 +176,12 @@ def open_vocoder(options: MiniCPMOOptions, folder: Path, device: str, codes: int
         raise ConfigError(f"the vocoder could not be loaded: {error}", path=path) from error
 
 
-def _own_vocoder(options: MiniCPMOOptions, folder: Path, device: str, codes: int) -> Vocoder:
+def _own_vocoder(options: MiniCPMOOptions, folder: Path, device: str, codes: int, captured_rows: int | None) -> Vocoder:
     try:
         wanted = msgspec.convert(options.vocoder_options, token2wav.Token2WavOptions)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{error}", path="options.vocoder_options") from None
-    own = token2wav.open_folder(folder, device, wanted)
+    own = token2wav.open_folder(folder, device, wanted, captured_rows)
     if own.flow.sizes.codes < codes:
         raise ConfigError(
             f"the talker has {codes} codes, the vocoder {own.flow.sizes.codes}", path="options.checkpoint"

@@ -11,6 +11,7 @@ process. Guidance: Ho & Salimans 2022, arXiv 2207.12598; the flow: Lipman et al.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -53,6 +54,10 @@ class FlowMemory:
     past: Tensor
 
 
+Solve = Callable[[Tensor, Tensor, FlowMemory], tuple[Tensor, Tensor, Tensor]]
+"""As :meth:`Flow.solve`."""
+
+
 class Decoder(nn.Module):
     """Holds the estimator under its published name."""
 
@@ -88,23 +93,26 @@ class Flow(nn.Module):
             weight.new_zeros(*guided, 2 * size.channels, TAPS),
             weight.new_zeros(*guided, size.heads, 0, 2 * size.head_size),
         )
-        follow, heard = self._encode(torch.cat((codes_N, after))[None], memory.encoder, last=False)
-        _, convolved, past = self._solve(follow, mel_TM[None].to(follow), memory)
+        follow, heard = self.encode(torch.cat((codes_N, after))[None], memory.encoder, last=False)
+        _, convolved, past = self.solve(follow, mel_TM[None].to(follow), memory)
         return FlowMemory(memory.prompt, projected, heard, convolved, past)
 
-    def forward(self, codes_BN: Tensor, memory: FlowMemory, *, last: bool) -> tuple[Tensor, FlowMemory]:
-        """Mel frames [B, M, 2 (N - 3)], with ``last`` 2 N, and the memory after."""
-        follow, heard = self._encode(codes_BN, memory.encoder, last=last)
-        mel, convolved, past = self._solve(follow, torch.zeros_like(follow), memory)
+    def forward(
+        self, codes_BN: Tensor, memory: FlowMemory, *, last: bool, solve: Solve | None = None
+    ) -> tuple[Tensor, FlowMemory]:
+        """Mel frames [B, M, 2 (N - 3)], with ``last`` 2 N, and the memory after. ``solve``: in the place of :meth:`solve`."""
+        follow, heard = self.encode(codes_BN, memory.encoder, last=last)
+        mel, convolved, past = (solve or self.solve)(follow, torch.zeros_like(follow), memory)
         return mel.transpose(1, 2), FlowMemory(
             memory.prompt, memory.speaker, _kept(heard, memory.prompt), convolved, past
         )
 
-    def _encode(self, codes_BN: Tensor, memory: EncoderMemory, *, last: bool) -> tuple[Tensor, EncoderMemory]:
+    def encode(self, codes_BN: Tensor, memory: EncoderMemory, *, last: bool) -> tuple[Tensor, EncoderMemory]:
+        """What the flow follows [B, T, M], and the encoder's memory after, whole."""
         follow, memory = self.encoder(self.input_embedding(codes_BN), memory, last=last)
         return self.encoder_proj(follow), memory
 
-    def _solve(self, follow_BTM: Tensor, known_BTM: Tensor, memory: FlowMemory) -> tuple[Tensor, Tensor, Tensor]:
+    def solve(self, follow_BTM: Tensor, known_BTM: Tensor, memory: FlowMemory) -> tuple[Tensor, Tensor, Tensor]:
         """The frames [B, T, M], and the estimator's memory after. Rows are guided in pairs, the second without conditions."""
         rows, frames, mels = follow_BTM.shape
         begin = memory.past.shape[5]
@@ -113,17 +121,16 @@ class Flow(nn.Module):
         speaker = memory.speaker[:, None].expand(-1, frames, -1)
         conditions = torch.cat((follow_BTM, speaker, known_BTM), dim=-1)
         pairs = torch.stack((conditions, torch.zeros_like(conditions)), dim=1).flatten(0, 1)
-        times = 1 - torch.cos(torch.linspace(0, 1, self.steps + 1, dtype=torch.float64) * 0.5 * math.pi)
+        times, widths = times_of(self.steps, x.dtype, x.device)
         taps: list[Tensor] = []
         seen: list[Tensor] = []
         for step in range(self.steps):
             entered = torch.cat((x.repeat_interleave(2, dim=0), pairs), dim=-1)
             direction, tap, past = self.decoder.estimator(
-                entered, times[step].to(x), memory.convolved[step].flatten(1, 2), memory.past[step].flatten(1, 2)
+                entered, times[step], memory.convolved[step].flatten(1, 2), memory.past[step].flatten(1, 2)
             )
             guided, free = direction.view(rows, 2, frames, mels).unbind(1)
-            width = (times[step + 1] - times[step]).to(x)
-            x = x + width * ((1 + GUIDANCE) * guided - GUIDANCE * free)
+            x = x + widths[step] * ((1 + GUIDANCE) * guided - GUIDANCE * free)
             taps.append(tap.view(len(tap), rows, 2, *tap.shape[2:]))
             past = kept_frames(past, memory.prompt, dim=3)
             seen.append(past.view(len(past), rows, 2, *past.shape[2:]))
@@ -145,6 +152,13 @@ def _kept(memory: EncoderMemory, prompt: int) -> EncoderMemory:
         kept_frames(memory.codes, prompt // RATE, 3, KEPT_FRAMES // RATE),
         kept_frames(memory.frames, prompt, 3),
     )
+
+
+@lru_cache(4)
+def times_of(steps: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Times [steps + 1] from 0 to 1, and the widths [steps] between two: rounded once, from float64."""
+    times = 1 - torch.cos(torch.linspace(0, 1, steps + 1, dtype=torch.float64) * 0.5 * math.pi)
+    return times.to(device, dtype), times.diff().to(device, dtype)
 
 
 @lru_cache(4)

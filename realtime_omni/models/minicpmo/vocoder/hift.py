@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,9 @@ KERNELS, DILATIONS = (3, 7, 11), (1, 3, 5)
 SOURCE_KERNELS = (7, 7, 11)
 FFT, STEP = 16, 4
 HOP = 480
+AGAIN = 8
+"""Frames that the generator hears again."""
+OVERLAP = AGAIN * HOP
 HARMONICS = 9
 VOICED_HZ = 10.0
 SINE, VOICED_NOISE, UNVOICED_NOISE = 0.1, 0.003, 0.1 / 3
@@ -134,7 +138,7 @@ class HiFT(nn.Module):
 
     def decode(self, mel_BMT: Tensor, source_BS: Tensor) -> Tensor:
         """Sound [B, S] of a mel spectrogram and its excitation."""
-        window = torch.hann_window(FFT, dtype=torch.float64).to(source_BS)
+        window = window_of(source_BS.dtype, source_BS.device)
         bins = torch.stft(source_BS, FFT, STEP, window=window, return_complex=True)
         spectrum = torch.cat((bins.real, bins.imag), dim=1)
         x = self.conv_pre(mel_BMT)
@@ -148,8 +152,30 @@ class HiFT(nn.Module):
         x = self.conv_post(F.leaky_relu(x))
         half = FFT // 2 + 1
         loudness, phase = x[:, :half].exp().clamp_max(LOUDEST), x[:, half:].sin()
-        sound = torch.istft(torch.polar(loudness, phase), FFT, STEP, window=window)
-        return sound.clamp(-LIMIT, LIMIT)
+        return _sound(torch.polar(loudness, phase), window).clamp(-LIMIT, LIMIT)
+
+
+@lru_cache(4)
+def window_of(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Hann's, [FFT]."""
+    return torch.hann_window(FFT, dtype=torch.float64).to(device, dtype)
+
+
+def _sound(bins_BFN: Tensor, window: Tensor) -> Tensor:
+    """[B, 4 (N - 1)] of N spectra of half a transform and one: what ``torch.istft`` computes, which asks the device whether it
+    may divide and so cannot be captured in a graph."""
+    frames = torch.fft.irfft(bins_BFN, FFT, dim=1) * window[:, None]
+    shares = _overlapped(window.square()[None, :, None].expand(1, FFT, frames.shape[2]))
+    edge = FFT // 2
+    return (_overlapped(frames) / shares)[:, edge:-edge]
+
+
+def _overlapped(frames_BWN: Tensor) -> Tensor:
+    """The sum of frames that lie STEP apart, [B, 4 (N + 3)]."""
+    parts = torch.unflatten(frames_BWN, 1, (-1, STEP))
+    last = parts.shape[1] - 1
+    laid = [F.pad(parts[:, number], (number, last - number)) for number in range(last + 1)]
+    return torch.stack(laid).sum(0).transpose(1, 2).flatten(1)
 
 
 def _down(level: int, width: int) -> nn.Conv1d:

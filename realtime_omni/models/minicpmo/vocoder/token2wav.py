@@ -1,4 +1,6 @@
-"""The vocoder as MiniCPM-o's mouth calls it: calls of equal shapes run as one batch, memories are values of named tensors.
+"""The vocoder as MiniCPM-o's mouth calls it: memories are values of named tensors. On a GPU calls of equal shapes run as one
+batch. Elsewhere each runs alone, so that no bit of its sound depends on another: a product's last digit depends on how many
+rows it has, and a second of phase makes 1e-2 of that.
 
 Source of the rules of streaming: ``Token2wav`` of ``minicpmo-utils`` 1.0.6 (Apache-2.0), read as facts. The generator
 hears eight frames again and its sound is faded over them; a turn's first sound waits for them behind silence, its last
@@ -22,8 +24,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from realtime_omni.errors import ArgumentError, ConfigError
+from realtime_omni.models.common.capture import Capture
 from realtime_omni.models.common.packing import fingerprint_of_files
 from realtime_omni.models.minicpmo.mouth import Job, Voice
+from realtime_omni.models.minicpmo.vocoder.captured import CapturedVocoder
 from realtime_omni.models.minicpmo.vocoder.encoder import LOOKAHEAD, PRE, RATE, UP, EncoderMemory
 from realtime_omni.models.minicpmo.vocoder.estimator import TAPS
 from realtime_omni.models.minicpmo.vocoder.flow import (
@@ -34,12 +38,9 @@ from realtime_omni.models.minicpmo.vocoder.flow import (
     Flow,
     FlowMemory,
 )
-from realtime_omni.models.minicpmo.vocoder.hift import HARMONICS, HOP, HiFT
+from realtime_omni.models.minicpmo.vocoder.hift import AGAIN, HARMONICS, HOP, OVERLAP, HiFT
 from realtime_omni.models.minicpmo.vocoder.weights import FILE, load
 
-AGAIN = 8
-"""Frames that the generator hears again."""
-OVERLAP = AGAIN * HOP
 STEPS = 10
 VOICE_FILE = "voice-{}.safetensors"
 SOUNDS = ("mel", "source", "speech")
@@ -64,7 +65,7 @@ class Token2WavOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: Annotated[int, Meta(ge=1, le=100)] = STEPS
 
 
-def open_folder(folder: Path, device: str, options: Token2WavOptions) -> Token2Wav:
+def open_folder(folder: Path, device: str, options: Token2WavOptions, captured_rows: int | None = None) -> Token2Wav:
     """Of what ``convert`` wrote into a checkpoint's ``assets/token2wav``. Raises ConfigError."""
     files = folder / "assets" / "token2wav"
     if not (files / FILE).is_file():
@@ -81,7 +82,8 @@ def open_folder(folder: Path, device: str, options: Token2WavOptions) -> Token2W
         raise ConfigError(
             f"there is no {VOICE_FILE.format('NAME')} beside {FILE}: the vocoder speaks in a voice's sample"
         )
-    return Token2Wav(flow, hift, samples, device, fingerprint_of_files([files / FILE, *paths], repr(options)))
+    fingerprint = fingerprint_of_files([files / FILE, *paths], repr(options))
+    return Token2Wav(flow, hift, samples, device, fingerprint, captured_rows=captured_rows)
 
 
 def read_sample(path: Path, flow: Flow) -> Sample:
@@ -112,10 +114,21 @@ class Token2Wav:
     """Meets :class:`~realtime_omni.models.minicpmo.mouth.Vocoder`. ``samples`` by voice, the first of them the default."""
 
     def __init__(
-        self, flow: Flow, hift: HiFT, samples: Mapping[str, Sample], device: torch.device | str, fingerprint: str
+        self,
+        flow: Flow,
+        hift: HiFT,
+        samples: Mapping[str, Sample],
+        device: torch.device | str,
+        fingerprint: str,
+        *,
+        captured_rows: int | None = None,
+        together: bool | None = None,
     ) -> None:
+        """``captured_rows``: of a batch at most, whose whole seconds are CUDA graphs; None: none are. ``together``: calls
+        share a batch; None: on a GPU."""
         self.flow, self.hift, self.fingerprint = flow, hift, fingerprint
         self.device = torch.device(device)
+        self._together = self.device.type == "cuda" if together is None else together
         self._narrow, self._wide = flow.encoder_proj.weight.dtype, hift.conv_post.weight.dtype
         self.silence = min(SILENCE, flow.sizes.codes - 1)
         with torch.no_grad():
@@ -126,6 +139,10 @@ class Token2Wav:
             (self._wide if name in SOUNDS else self._narrow).itemsize * torch.Size(shape).numel()
             for name, shape in wanted.items()
         )
+        self._captured = None
+        if captured_rows is not None:
+            prompts = {RATE * len(sample.codes) for sample in samples.values()}
+            self._captured = CapturedVocoder(flow, hift, captured_rows, prompts, Capture(self.device))
 
     def begin(self, voice: str | None) -> Voice:
         """Raises ArgumentError for a voice without a sample."""
@@ -148,10 +165,11 @@ class Token2Wav:
                 )
             shapes = tuple(tensor.shape for tensor in job.voice.values())
             prompt = int(job.voice["prompt"])
-            groups.setdefault((len(job.codes), job.last, prompt, shapes), []).append(place)
+            alone = None if self._together else place
+            groups.setdefault((len(job.codes), job.last, prompt, shapes, alone), []).append(place)
         made: dict[int, tuple[Tensor, Voice]] = {}
         for places in groups.values():
-            made |= dict(zip(places, self._together([jobs[place] for place in places]), strict=True))
+            made |= dict(zip(places, self._sounded([jobs[place] for place in places]), strict=True))
         return [made[place] for place in range(len(jobs))]
 
     def check(self, voice: Voice) -> Voice:
@@ -184,16 +202,19 @@ class Token2Wav:
             "made": torch.zeros(1, dtype=torch.int64),
         }
 
-    def _together(self, jobs: Sequence[Job]) -> list[tuple[Tensor, Voice]]:
+    def _sounded(self, jobs: Sequence[Job]) -> list[tuple[Tensor, Voice]]:
         """Of rows whose memories and codes have the same sizes."""
         last, voices = jobs[0].last, [job.voice for job in jobs]
         codes = torch.tensor([job.codes for job in jobs], device=self.device)
         if int(codes.min()) < 0 or int(codes.max()) >= self.flow.sizes.codes:
             raise ArgumentError(f"codes are 0 to {self.flow.sizes.codes - 1}", path="codes")
-        mel, memory = self.flow(codes, _stacked(voices), last=last)
+        solve, generate = (
+            (None, self.hift) if self._captured is None else (self._captured.solve, self._captured.generate)
+        )
+        mel, memory = self.flow(codes, _stacked(voices), last=last, solve=solve)
         heard = torch.cat((torch.stack([voice["mel"] for voice in voices]), mel.to(self._wide)), dim=2)
         noise = torch.stack([noise_of(int(voice["made"]), heard.shape[2]) for voice in voices]).to(heard)
-        speech, source = self.hift(heard, noise, torch.stack([voice["source"] for voice in voices]))
+        speech, source = generate(heard, noise, torch.stack([voice["source"] for voice in voices]))
         before = torch.stack([voice["speech"] for voice in voices])
         speech = faded(before, speech)
         sound = speech if last else speech[:, :-OVERLAP]
