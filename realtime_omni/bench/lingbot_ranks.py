@@ -51,6 +51,7 @@ from realtime_omni.bench.lingbot_geometry import (
 )
 from realtime_omni.config import Config, EngineSection, KVSection, ParallelSection, SessionSection
 from realtime_omni.models.common.fp8 import quantise
+from realtime_omni.models.common.wan.network import Inputs
 from realtime_omni.models.common.wan.ranks import RankedNetwork, RankReport, WanReplica
 from realtime_omni.models.common.wan.sharded import ShardedTransformer, check_grid, share_of
 from realtime_omni.models.common.wan.transformer import WanConfig, WanTransformer
@@ -133,18 +134,35 @@ class Passes:
 
     def __init__(self, network: RankedNetwork) -> None:
         self.block_ms: list[float] = []
-        self._flow = network.flow
+        self._network = network
+        self._flow, self._write = network.flow, network.write
         self._began_s: float | None = None
-        network.flow = self._timed  # type: ignore[method-assign]
+        network.flow, network.write = self._timed_flow, self._timed_write  # type: ignore[method-assign]
 
-    def _timed(self, *inputs: Any, commit: bool, **how: Any) -> Tensor:
+    def stop(self) -> None:
+        """Leave the network as it was."""
+        del self._network.flow, self._network.write
+
+    def _timed_flow(self, inputs: Inputs, *, commit: bool) -> Tensor:
+        self._begin()
+        flow = self._flow(inputs, commit=commit)
+        if commit:
+            self._end()
+        return flow
+
+    def _timed_write(self, inputs: Inputs) -> None:
+        self._begin()
+        self._write(inputs)
+        self._end()
+
+    def _begin(self) -> None:
         if self._began_s is None:
             self._began_s = time.perf_counter()
-        flow = self._flow(*inputs, commit=commit, **how)
-        if commit:
-            self.block_ms.append((time.perf_counter() - self._began_s) * 1000)
-            self._began_s = None
-        return flow
+
+    def _end(self) -> None:
+        assert self._began_s is not None
+        self.block_ms.append((time.perf_counter() - self._began_s) * 1000)
+        self._began_s = None
 
 
 def config_for(args: argparse.Namespace, grid: Grid) -> Config:

@@ -13,12 +13,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from realtime_omni.models.common.capture import Capture
 from realtime_omni.models.moshi.mimi import Mimi
 from realtime_omni.models.moshi.network import MoshiLM
 from realtime_omni.models.moshi.sampling import Chance, draw
 from realtime_omni.models.moshi.streams import Streams
-
-WARM_RUNS = 3
 
 
 class Calls:
@@ -74,7 +73,8 @@ class Calls:
     def capture(self) -> None:
         """Replace the stages by CUDA graphs. No row may run meanwhile: they are run to warm up."""
         self.running.fill_(False)
-        self.stages = {name: captured(stage) for name, stage in self.stages.items()}
+        capture = Capture(self._device)
+        self.stages = {name: capture(stage) for name, stage in self.stages.items()}
         self.running.fill_(True)
 
     @torch.no_grad()
@@ -175,17 +175,3 @@ class Side:
         self.memory.copy_(torch.where(running[:, None], memory, self.memory))
         self.frames += running
         return result
-
-
-def captured(stage: Callable[[], None]) -> Callable[[], None]:
-    """A CUDA graph of a stage that works on fixed buffers."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_RUNS):
-            stage()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        stage()
-    return graph.replay

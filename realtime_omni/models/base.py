@@ -213,6 +213,10 @@ class BlockAttention(Protocol):
         the clean pass, over history and the block that it has written; up to a block and the scratch tokens, never kept."""
         ...
 
+    def write(self, layer: int, k: torch.Tensor, v: torch.Tensor, *, rows: Sequence[int]) -> None:
+        """What ``attend(commit=True)`` does beside attending, for a clean pass that needs no answer of its last layer."""
+        ...
+
 
 class StepRow(Struct, frozen=True):
     """One session in a batch.

@@ -41,6 +41,7 @@ from realtime_omni.kv.attention import decode, open_backend
 from realtime_omni.kv.manager import KVBook
 from realtime_omni.kv.storage import KVStorage
 from realtime_omni.models.base import RowOutput, SessionSetup
+from realtime_omni.models.common.capture import Capture
 from realtime_omni.models.moshi.codec import SEGMENT, CodecState
 from realtime_omni.models.moshi.config import LMConfig
 from realtime_omni.models.moshi.mimi import Mimi
@@ -130,7 +131,7 @@ def repeatable(work: Callable[[], Tensor], device: str) -> dict[str, bool]:
     found = {"same_again": torch.equal(first, work())}
     if device.startswith("cuda"):
         into = torch.empty_like(first)
-        moshi_static.captured(lambda: into.copy_(work()))()  # type: ignore[arg-type,func-returns-value]
+        Capture(first.device)(lambda: into.copy_(work()))()  # type: ignore[arg-type,func-returns-value]
         found["same_in_a_graph"] = torch.equal(first, into)
     return found
 

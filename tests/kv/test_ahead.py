@@ -137,3 +137,30 @@ def test_a_window_opens_with_its_short_block():
 def test_an_opening_that_does_not_fill_a_window_with_blocks_is_refused(how):
     with pytest.raises(ValueError, match=r"opening_frames|blocks of"):
         WindowGeometry(0, 7, 2, 4, 4, **how)
+
+
+@pytest.mark.parametrize("kind", ["cached", "gathered", "flashinfer"])
+def test_a_pass_that_only_writes_leaves_what_one_that_also_attends_leaves(kind):
+    spec = spec_of()
+    left = []
+    for attends in (True, False):
+        book = KVBook(spec, sessions=2)
+        storage = KVStorage(spec, book.pool.statistics().total + spec.scratch_pages, dtype=torch.float64)
+        for pool in (*storage.k, *storage.v):
+            pool.zero_()
+        for name in "ab":
+            book.begin(name)
+        plan = plan_of(kind, [RowPlan.of(book.plan_block(name).branches[0]) for name in "ab"], storage)
+        for layer in range(spec.num_layers):
+            q, k, v = torch.randn(3, 2, 6, 2, 4, generator=torch.Generator().manual_seed(layer)).double()
+            assert not plan.complete(0)
+            if attends:
+                plan.attend(layer, q, k, v, rows=[0, 1], commit=True)
+            else:
+                plan.write(layer, k, v, rows=[0, 1])
+        assert plan.complete(0)
+        assert plan.complete(1)
+        managed = book.pool.statistics().total
+        left.append([pool[:managed].clone() for pool in (*storage.k, *storage.v)])
+    assert all(torch.equal(a, b) for a, b in zip(*left, strict=True))
+    assert any(pool.any() for pool in left[0])

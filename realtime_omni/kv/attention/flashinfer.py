@@ -152,6 +152,13 @@ class FlashInferPlan:
                 self._written[row] |= 1 << layer
         return out.view(q.shape)
 
+    def write(self, layer: int, k: Tensor, v: Tensor, *, rows: Sequence[int]) -> None:
+        """See ``AttentionPlan.write``."""
+        slots = [self._storage.slots(self._targets(self._rows[row], True))[: k.shape[1]] for row in rows]
+        self._storage.write_slots(layer, torch.cat(slots), k.flatten(0, 1), v.flatten(0, 1))
+        for row in rows:
+            self._written[row] |= 1 << layer
+
     def complete(self, row: int) -> bool:
         """See ``AttentionPlan.complete``."""
         return self._written[row] == (1 << self._storage.spec.num_layers) - 1

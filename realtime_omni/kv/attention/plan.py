@@ -114,6 +114,11 @@ class AttentionPlan(Protocol):
         """
         ...
 
+    def write(self, layer: int, k: Tensor, v: Tensor, *, rows: Sequence[int]) -> None:
+        """What ``attend(commit=True)`` does beside attending: k, v ``[B, T, kv_heads, head_dim]`` become the rows' block.
+        For a clean pass, which needs no answer of its last layer."""
+        ...
+
     def complete(self, row: int) -> bool:
         """Whether the clean pass has written every layer of this row: only then may its reservation be committed."""
         ...

@@ -187,7 +187,7 @@ class SdpaPlan:
         return out
 
     def write(self, layer: int, k: Tensor, v: Tensor, *, rows: Sequence[int]) -> None:
-        """What ``attend(commit=True)`` does beside attending: k, v [B, T, kv_heads, head_dim] become the rows' block."""
+        """See ``AttentionPlan.write``."""
         for position, row in enumerate(rows):
             self._storage.write(layer, self._rows[row].reserved, k[position], v[position])
             self._written[row] |= 1 << layer

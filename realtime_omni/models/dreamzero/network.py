@@ -30,6 +30,7 @@ from realtime_omni.models.common.wan.transformer import (
     WanConfig,
     WanLayer,
     WanTransformer,
+    Write,
     patchify,
     timestep_features,
     unpatchify,
@@ -131,7 +132,7 @@ class DreamZeroLayer(WanLayer):
 
     def finish(self, x: Tensor, seen: Tensor, time: Tensor, text: KeysValues, image: KeysValues | None) -> Tensor:
         """The rest of the layer after self-attention, [B, T, D]. seen [B, T, heads, head_dim]; time float32 [B, 6, D]."""
-        x = self.attended(x, self.attention.out(seen.flatten(-2)), time, None, None)
+        x = self.attended(x, self.attention.out(seen.flatten(-2)), time, None)
         q = self.cross.q_norm(self.cross.q(self.cross_input(x))).unflatten(-1, (self.cross.heads, -1))
         looked = _cross_attend(q, text)
         if image is not None:
@@ -211,6 +212,27 @@ class DreamZeroTransformer(WanTransformer):
         if extra is None or registers is None:
             return flow, None
         return flow, self.action_decoder(extra[:, : registers.actions.shape[1]], category).float()
+
+    def history(
+        self,
+        latents: Tensor,
+        t: Tensor,
+        frames: Tensor,
+        text: Sequence[KeysValues],
+        image: Sequence[KeysValues] | None,
+        attend: Attend,
+        write: Write,
+    ) -> None:
+        """:meth:`joint` without registers, for its keys and values alone: the last layer's go to ``write``."""
+        video = self.patches(patchify(latents).to(self.patches.weight.dtype))
+        turn = rotary(frames, latents.shape[-2] // PATCH, latents.shape[-1] // PATCH, self.shape.trunk.head_dim)
+        _, time = self._time(t)
+        *inner, last = self._own_layers
+        for index, layer in enumerate(inner):
+            seen = attend(index, *layer.before(video, time, *turn))
+            video = layer.finish(video, seen, time, text[index], None if image is None else image[index])
+        _, k, v = last.before(video, time, *turn)
+        write(len(inner), k, v)
 
     def _time(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """The embedded timestep, float32 [B, D], and its projection for the layers, float32 [B, 6, D]."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -76,13 +77,14 @@ class Passes:
         scenes = [self._scenes[r] for r in rows]
         latents = torch.stack([_conditioned(scene, scene.context, scene.start) for scene in scenes])
         text, image = self._conditioning(rows)
-        self._network.joint(
+        self._network.history(
             self._in_branches(latents),
             torch.zeros(len(rows) * len(self._branches), device=self._device),
             self._in_branches(self._frames([scene.start for scene in scenes], latents.shape[1])),
             text,
             image,
             self._attend(rows, commit=True),
+            partial(self._write, rows),
         )
 
     def denoise(self, rows: tuple[int, ...], index: int, samples: Mapping[int, Sample]) -> None:
@@ -121,6 +123,11 @@ class Passes:
             return torch.cat([plan.attend(layer, *qkv, rows=rows, commit=commit, ahead=ahead) for plan, *qkv in each])
 
         return attend
+
+    def _write(self, rows: Sequence[int], layer: int, k: Tensor, v: Tensor) -> None:
+        plans = [self._batch.attention(branch) for branch in self._branches]
+        for plan, *kv in zip(plans, k.chunk(len(plans)), v.chunk(len(plans)), strict=True):
+            plan.write(layer, *kv, rows=rows)
 
     def _conditioning(self, rows: tuple[int, ...]) -> Given:
         """Of these rows in every branch; put together once for all passes over the same rows."""

@@ -43,7 +43,7 @@ from realtime_omni.models.common.side import OnHost, Pace, Side
 from realtime_omni.models.common.wan import sampler
 from realtime_omni.models.common.wan.blocks import FRAMES, LATENTS, declared, frames_of, latents_of
 from realtime_omni.models.common.wan.graphs import GraphedNetwork
-from realtime_omni.models.common.wan.network import LocalNetwork, Network
+from realtime_omni.models.common.wan.network import Inputs, LocalNetwork, Network
 from realtime_omni.models.common.wan.ranks import RankedNetwork
 from realtime_omni.models.common.wan.text import TOKENS, TextEncoder
 from realtime_omni.models.common.wan.tiny_decoder import TinyDecoder
@@ -202,7 +202,7 @@ class LingBot:
                 active = batch.active
                 injected = self._camera_cache([cameras[r][1] for r in active])
             commit = not self.settings.clean_pass and index == passes - 1
-            flow = self._pass(batch, active, x, conditions, texts, injected, level.timestep, commit=commit)
+            flow = self._passes.flow(self._inputs(batch, x, conditions, texts, injected, level.timestep), commit=commit)
             for position, r in enumerate(active):
                 noise = partial(self._noise, batch.rows[r])
                 clean[r], x[r] = sampler.after_pass(self._levels, index, x[r], flow[position], noise)
@@ -218,7 +218,7 @@ class LingBot:
             if batch.active != active:
                 active = batch.active
                 injected = self._camera_cache([cameras[r][1] for r in active])
-            self._pass(batch, active, clean, conditions, texts, injected, 0.0, commit=True)
+            self._passes.write(self._inputs(batch, clean, conditions, texts, injected, 0.0))
         del injected
         outputs: dict[int, RowOutput | Exception] = {}
         for r in batch.active:
@@ -296,15 +296,16 @@ class LingBot:
                 if r not in batch.active:
                     break
                 block = past[position]
-                self._passes.flow(
-                    torch.cat((block.latents, block.condition), dim=1)[None],
-                    0.0,
-                    [row.frame_index - (len(past) - position) * frames],
-                    [texts[r].branches[PROMPTED][TEXT]],
-                    self._camera_cache([block.camera]),
-                    batch.attention(),
-                    rows=(number,),
-                    commit=True,
+                self._passes.write(
+                    Inputs(
+                        torch.cat((block.latents, block.condition), dim=1)[None],
+                        0.0,
+                        [row.frame_index - (len(past) - position) * frames],
+                        [texts[r].branches[PROMPTED][TEXT]],
+                        self._camera_cache([block.camera]),
+                        batch.attention(),
+                        rows=(number,),
+                    )
                 )
 
     def _prompt(self, row: StepRow) -> str:
@@ -352,20 +353,18 @@ class LingBot:
             return None
         return self._passes.camera(torch.stack(list(cameras)))
 
-    def _pass(
+    def _inputs(
         self,
         batch: StepBatch,
-        active: tuple[int, ...],
         x: Mapping[int, Tensor],
         conditions: Mapping[int, tuple[Tensor, ImageCondition]],
         texts: Mapping[int, Conditioning],
         camera: tuple[KeysValues, ...] | None,
         timestep: float,
-        *,
-        commit: bool,
-    ) -> Tensor:
-        """The flow [B, F, C, h, w] of the active rows."""
-        return self._passes.flow(
+    ) -> Inputs:
+        """Of the active rows."""
+        active = batch.active
+        return Inputs(
             torch.stack([torch.cat((x[r], conditions[r][0]), dim=1) for r in active]),
             timestep,
             [batch.rows[r].frame_index for r in active],
@@ -373,7 +372,6 @@ class LingBot:
             camera,
             batch.attention(),
             rows=active,
-            commit=commit,
         )
 
     def _decoded(self, visual: Visual, latents: Tensor) -> tuple[OnHost, CodecState]:

@@ -41,10 +41,11 @@ from realtime_omni.models.common.noise import block_noise
 from realtime_omni.models.common.wan import sampler
 from realtime_omni.models.common.wan.blocks import FRAMES, LATENTS, declared, frames_of, latents_of
 from realtime_omni.models.common.wan.clip import PictureEncoder
+from realtime_omni.models.common.wan.transformer import KeysValues
 from realtime_omni.models.common.wan.vae import TIME_STRIDE, CodecState, ImageCondition, WanVAE
 from realtime_omni.models.common.wan.visual import MASK_CHANNELS, Visual, VisualShapes, condition_of, fit, pictures_of
 from realtime_omni.models.matrix_game import state as saved
-from realtime_omni.models.matrix_game.actions import Remembered
+from realtime_omni.models.matrix_game.actions import ActionHistory, Remembered
 from realtime_omni.models.matrix_game.controls import ACTIONS, Action, actions_of, check_control, schemas
 from realtime_omni.models.matrix_game.network import Acted, MatrixGameTransformer
 from realtime_omni.models.matrix_game.state import MatrixGameState
@@ -171,12 +172,14 @@ class MatrixGame:
         clean: dict[int, Tensor] = {}
         for index, level in enumerate(self._levels):
             yield Checkpoint("forward", "denoise")
-            flows, _ = self._pass(batch, ready, x, level.timestep, commit=False)
-            for r, flow in flows.items():
+            active, attention = batch.active, batch.attention()
+            attend = partial(attention.attend, rows=active, commit=False)
+            flows, _ = self.network(*self._inputs(batch, ready, x, level.timestep), attend)
+            for r, flow in zip(active, flows, strict=True):
                 noise = partial(self._noise, batch.rows[r])
                 clean[r], x[r] = sampler.after_pass(self._levels, index, x[r], flow, noise)
         yield Checkpoint("forward", "commit")
-        _, remembered = self._pass(batch, ready, clean, 0.0, commit=True)
+        remembered = self._committed(batch, ready, clean)
         outputs: dict[int, RowOutput | Exception] = {}
         for r in batch.active:
             row, decoder, artifacts = batch.rows[r], CodecState(), []
@@ -234,31 +237,32 @@ class MatrixGame:
         features = self._pictures.encode(visual.picture).to(device=self._device, dtype=self._dtype)
         return {PICTURE: tuple((k[0], v[0]) for k, v in self.network.context_cache(features[None]))}
 
-    def _pass(
-        self,
-        batch: StepBatch,
-        ready: dict[int, _Prepared],
-        x: dict[int, Tensor],
-        timestep: float,
-        *,
-        commit: bool,
-    ) -> tuple[dict[int, Tensor], dict[int, list[Remembered]]]:
-        """The flow [F, C, h, w] of the active rows, and what their action layers would remember of the block."""
+    def _committed(
+        self, batch: StepBatch, ready: dict[int, _Prepared], clean: dict[int, Tensor]
+    ) -> dict[int, list[Remembered]]:
+        """The clean pass; what the action layers of each active row remember of the block."""
+        active, attention = batch.active, batch.attention()
+        kept = self.network.commit(
+            *self._inputs(batch, ready, clean, 0.0),
+            partial(attention.attend, rows=active, commit=True),
+            partial(attention.write, rows=active),
+        )
+        return dict(zip(active, kept, strict=True))
+
+    def _inputs(
+        self, batch: StepBatch, ready: dict[int, _Prepared], x: dict[int, Tensor], timestep: float
+    ) -> tuple[Tensor, Tensor, Tensor, tuple[KeysValues, ...], Acted, list[ActionHistory]]:
+        """What the network is given of the active rows, beside their attention."""
         active = batch.active
-        if not active:
-            return {}, {}
-        attention = batch.attention()
         first = torch.tensor([batch.rows[r].frame_index for r in active], device=self._device)[:, None]
-        flow, remembered = self.network(
+        return (
             torch.stack([torch.cat((x[r], ready[r].condition), dim=1) for r in active]),
             torch.full((len(active),), timestep, device=self._device),
             first + torch.arange(self.settings.frames_per_block, device=self._device),
             stacked([ready[r].conditioning.branches[LOOKING][PICTURE] for r in active]),
             Acted(torch.stack([ready[r].mouse for r in active]), torch.stack([ready[r].keys for r in active])),
             [batch.rows[r].state.history for r in active],
-            lambda layer, q, k, v: attention.attend(layer, q, k, v, rows=active, commit=commit),
         )
-        return dict(zip(active, flow, strict=True)), dict(zip(active, remembered, strict=True))
 
     def _next(
         self,

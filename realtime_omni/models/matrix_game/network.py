@@ -22,6 +22,7 @@ from realtime_omni.models.common.wan.transformer import (
     KeysValues,
     WanConfig,
     WanLayer,
+    Write,
     patchify,
     timestep_features,
     unpatchify,
@@ -146,6 +147,41 @@ class MatrixGameTransformer(nn.Module):
 
         latents [B, F, in_channels, H, W]; t [B] timestep of the whole block, 0..1000; frames int64 [B, F] absolute frame
         numbers; context per layer, from :meth:`context_cache`; past: of each row, as many frames as its attention sees."""
+        x, time, remembered = self._trunk(latents, t, frames, context, acted, past, attend)
+        shift, scale = (self.head_modulation.float() + time.float()[:, None])[:, :, None].unbind(1)
+        h = functional.layer_norm(x.float(), x.shape[-1:], eps=self.config.eps) * (1 + scale) + shift
+        grid = (latents.shape[-2] // PATCH, latents.shape[-1] // PATCH)
+        return unpatchify(self.head(h.to(x.dtype)).float(), grid, self.config.out_channels), remembered
+
+    def commit(
+        self,
+        latents: Tensor,
+        t: Tensor,
+        frames: Tensor,
+        context: Sequence[KeysValues],
+        acted: Acted,
+        past: Sequence[ActionHistory],
+        attend: Attend,
+        write: Write,
+    ) -> list[list[Remembered]]:
+        """The same pass for what becomes history: ends with the last layer's keys and values, which go to ``write``, and
+        returns what :meth:`forward` returns of the action layers."""
+        _, _, remembered = self._trunk(latents, t, frames, context, acted, past, attend, write)
+        return remembered
+
+    def _trunk(
+        self,
+        latents: Tensor,
+        t: Tensor,
+        frames: Tensor,
+        context: Sequence[KeysValues],
+        acted: Acted,
+        past: Sequence[ActionHistory],
+        attend: Attend,
+        write: Write | None = None,
+    ) -> tuple[Tensor, Tensor, list[list[Remembered]]]:
+        """Tokens [B, T, D], the embedded timestep [B, D], and what is remembered. With ``write`` the last layer only writes,
+        unless it has actions: those come out of its whole."""
         dtype = self.patches.weight.dtype
         grid = (latents.shape[-2] // PATCH, latents.shape[-1] // PATCH)
         x = self.patches(patchify(latents).to(dtype))
@@ -155,17 +191,18 @@ class MatrixGameTransformer(nn.Module):
         projected = self.time_projection(functional.silu(time)).float().unflatten(-1, (6, -1))
         remembered: list[list[Remembered]] = [[] for _ in past]
         for index, layer in enumerate(self._layers):
-            seen = attend(index, *layer.before(x, projected, cos, sin))
-            x = layer.crossed(x, seen, projected, *context[index])
+            q, k, v = layer.before(x, projected, cos, sin)
+            if write is not None and index == self.config.layers - 1 and not isinstance(layer, MatrixGameLayer):
+                write(index, k, v)
+                break
+            x = layer.crossed(x, attend(index, q, k, v), projected, context[index])
             if isinstance(layer, MatrixGameLayer):
                 held = [history.layer(index) for history in past]
                 x, kept = layer.action(x, acted.mouse, acted.keys, turn, held)
                 for row, values in enumerate(kept):
                     remembered[row].append(values)
             x = layer.widened(x, projected)
-        shift, scale = (self.head_modulation.float() + time.float()[:, None])[:, :, None].unbind(1)
-        h = functional.layer_norm(x.float(), x.shape[-1:], eps=self.config.eps) * (1 + scale) + shift
-        return unpatchify(self.head(h.to(dtype)).float(), grid, self.config.out_channels), remembered
+        return x, time, remembered
 
     @property
     def _layers(self) -> Sequence[WanLayer]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.resources import files
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
@@ -192,7 +193,8 @@ class TinyWorld:
             keys_BFK,
             self._places([b.place for b in blocks]),
             self._poses(batch, active, [b.heading for b in blocks], keys_BFK),
-            lambda layer, q, k, v: attention.attend(layer, q, k, v, rows=active, commit=True),
+            partial(attention.attend, rows=active, commit=True),
+            partial(attention.write, rows=active),
         )
         return {
             r: RowOutput(ChunkMetadata.from_tick(batch.rows[r].tick), (), replace(batch.rows[r].state, unwritten=None))

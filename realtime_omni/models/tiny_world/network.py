@@ -34,6 +34,8 @@ from torch.nn import functional
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """`attend(layer, q, k, v)`: each [B, T, heads, head_dim], q and k rotated; returns the same shape."""
+Write = Callable[[int, Tensor, Tensor], None]
+"""`write(layer, k, v)`: keys and values as `attend` gets them, kept and not attended to."""
 
 ROPE_BASE = 100.0  # positions that are compared lie within one window: 24 frames, 8 rows, 8 columns
 HARMONICS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 28)  # of the azimuth: whole numbers, so a full turn is none
@@ -175,19 +177,19 @@ class Layer(nn.Module):
 
     def forward(self, index: int, x_BFND: Tensor, mod_BF6D: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulations(mod_BF6D, x_BFND)
-        seen = self.look(index, x_BFND, shift_a, scale_a, cos, sin, attend)
+        seen = attend(index, *self.project(x_BFND, shift_a, scale_a, cos, sin)).reshape(x_BFND.shape)
         x_BFND = torch.addcmul(x_BFND, gate_a, self.out(seen))
         h = modulate(self.norm(x_BFND), shift_m, scale_m)
         return torch.addcmul(x_BFND, gate_m, self.down(gelu(self.up(h))))
 
-    def look(
-        self, index: int, x_BFND: Tensor, shift: Tensor, scale: Tensor, cos: Tensor, sin: Tensor, attend: Attend
-    ) -> Tensor:
-        """What attention brings, before its output matrix [B, F, N, D]."""
+    def project(
+        self, x_BFND: Tensor, shift: Tensor, scale: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v [B, T, heads, head_dim], q and k rotated."""
         B, F, N, _ = x_BFND.shape
         qkv = self.qkv(modulate(self.norm(x_BFND), shift, scale)).view(B, F * N, 3, self.heads, self.head_dim)
         q, k = rotate(self.unit(qkv[:, :, :2]).float(), cos, sin).to(qkv.dtype).unbind(dim=2)
-        return attend(index, q, k, qkv[:, :, 2]).reshape(x_BFND.shape)
+        return q, k, qkv[:, :, 2]
 
     def modulations(self, mod_BF6D: Tensor, x: Tensor) -> tuple[Tensor, ...]:
         """Shift, scale and gate of attention, then of the MLP, each [B, F, 1, D] in the dtype of x."""
@@ -257,9 +259,11 @@ class TinyWorldNet(nn.Module):
         h, condition = self.trunk(x, t, keys, place, pose, attend)
         return self.decode(h, condition)
 
-    def commit(self, x: Tensor, t: Tensor, keys: Tensor, place: Tensor, pose: Tensor, attend: Attend) -> None:
-        """The same pass for its keys and values alone: every layer calls `attend`, no picture is made."""
-        self.trunk(x, t, keys, place, pose, attend, whole=False)
+    def commit(
+        self, x: Tensor, t: Tensor, keys: Tensor, place: Tensor, pose: Tensor, attend: Attend, write: Write
+    ) -> None:
+        """The same pass for its keys and values alone: the last layer's go to `write`, and no picture is made."""
+        self.trunk(x, t, keys, place, pose, attend, write)
 
     def trunk(
         self,
@@ -269,11 +273,10 @@ class TinyWorldNet(nn.Module):
         place: Tensor,
         pose: Tensor,
         attend: Attend,
-        *,
-        whole: bool = True,
+        write: Write | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Tokens after the last layer [B, F, N, D], or without `whole` before it, which then only attends; and the
-        condition [B, F, D], for `decode`."""
+        """Tokens after the last layer [B, F, N, D], or before it where it only writes; and the condition [B, F, D], for
+        `decode`."""
         condition = self.condition(t, keys, place)
         h = self.embed(self.patches(x)) + self.condition_in(condition)[:, :, None] + self.position
         mod = self.modulation(condition).unflatten(-1, (6, -1))
@@ -281,11 +284,12 @@ class TinyWorldNet(nn.Module):
         *inner, last = cast("list[Layer]", list(self.blocks))
         for index, layer in enumerate(inner):
             h = layer(index, h, mod, cos, sin, attend)
-        if whole:
+        if write is None:
             h = last(len(inner), h, mod, cos, sin, attend)
         else:
             shift, scale, *_ = last.modulations(mod, h)
-            last.look(len(inner), h, shift, scale, cos, sin, attend)
+            _, k, v = last.project(h, shift, scale, cos, sin)
+            write(len(inner), k, v)
         return h, condition
 
     def decode(self, h_BFND: Tensor, condition_BFD: Tensor) -> Tensor:

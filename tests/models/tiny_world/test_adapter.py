@@ -110,7 +110,10 @@ class PlainWorld:
             written.append((k[0], v[0]))
             return self._look(layer, q, k, v)
 
-        self.net.commit(x, torch.full((1, FRAMES), level), keys, self._places(), self._pose(keys), attend)
+        def write(layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+            written.append((k[0], v[0]))
+
+        self.net.commit(x, torch.full((1, FRAMES), level), keys, self._places(), self._pose(keys), attend, write)
         for cache, (k, v) in zip(self.caches, written, strict=True):
             cache.commit(k, v)
         self.heading = self._pose(keys)[:, -1, 1:]

@@ -81,7 +81,7 @@ def test_windows_that_fill_and_float64_run_plainly() -> None:
 
 
 def test_a_size_that_cannot_be_recorded_runs_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: GraphedNetwork, buffers: Any, *, commit: bool) -> Any:
+    def fails(self: GraphedNetwork, buffers: Any, kind: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(GraphedNetwork, "_record", fails)

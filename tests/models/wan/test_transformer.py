@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -161,3 +162,33 @@ def test_positions_in_the_tens_of_millions_are_exact() -> None:
     near_cos, near_sin = rotary(torch.tensor([[0, 3]]), 1, 1, 12)
     turned = cos[0, 0] * cos[0, 1] + sin[0, 0] * sin[0, 1]
     assert torch.allclose(turned, near_cos[0, 0] * near_cos[0, 1] + near_sin[0, 0] * near_sin[0, 1], atol=1e-6)
+
+
+@pytest.mark.parametrize("camera_channels", [0, 2])
+@torch.no_grad()
+def test_a_pass_for_its_keys_and_values_shows_those_of_the_whole_pass(camera_channels: int) -> None:
+    torch.manual_seed(0)
+    network = WanTransformer(replace(TINY, camera_channels=camera_channels))
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    latents, frames = torch.randn(2, 3, 4, 4, 6), torch.arange(3).expand(2, -1)
+    given = (latents, torch.zeros(2), frames, network.text_cache(torch.randn(2, 5, 16)))
+    camera = network.camera_cache(torch.randn(2, 3, camera_channels, 4, 6)) if camera_channels else None
+    seen: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+    attended: list[int] = []
+
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        attended.append(layer)
+        write(layer, k, v)
+        return block_only(layer, q, k, v)
+
+    def write(layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        seen.append((layer, k, v))
+
+    network(*given, attend, camera=camera)
+    network.commit(*given, attend, write, camera=camera)
+    assert attended == [0, 1, 0], "the last layer of the second pass attends to nothing"
+    assert [layer for layer, _, _ in seen] == [0, 1, 0, 1]
+    for whole, alone in zip(seen[:2], seen[2:], strict=True):
+        assert torch.equal(whole[1], alone[1])
+        assert torch.equal(whole[2], alone[2])

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 _MOST_OFF = 0.05
 """In the mean square. Another order of a sum moves a few numbers by a step of e4m3; a wrong kernel is off by one."""
 
+Pair = tuple[Tensor, Tensor]
+"""Keys and values, or scale and shift."""
 Rounded = tuple[Tensor, Tensor]
 """e4m3 [rows, width] and float32 scales [rows, 1]."""
 
@@ -126,24 +128,14 @@ class FusedLayer:
         v = qkv.chunk(3, dim=-1)[2]
         return q.unflatten(-1, split), k.unflatten(-1, split), v.unflatten(-1, split)
 
-    def after(
-        self,
-        x: Tensor,
-        seen: Tensor,
-        time: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        camera_scale: Tensor | None,
-        camera_shift: Tensor | None,
-    ) -> Tensor:
+    def after(self, x: Tensor, seen: Tensor, time: Tensor, text: Pair, camera: Pair | None) -> Tensor:
         """See ``WanLayer.after``."""
         layer, do = self._layer, self._do
         modulation = self._modulation + time
         part = self._product(layer.attention.out, seen.flatten(-2))
-        camera = None if camera_scale is None or camera_shift is None else (camera_scale, camera_shift)
         rounded: Rounded
         x, rounded = do.mix(x, part, modulation[:, 2], camera, self._cross_norm, about_one=False, eps=layer.eps)
-        part = self._crossed(x, rounded, keys, values)
+        part = self._crossed(x, rounded, *text)
         norm = (modulation[:, 4], modulation[:, 3])
         x, rounded = do.mix(x, part, None, None, norm, about_one=True, eps=layer.eps)
         part = self._product(layer.down, layer.up.product(*rounded, x.dtype).view(*x.shape[:-1], -1), "gelu")

@@ -2,9 +2,9 @@
 
 A pass of the 1.3B network launches a thousand kernels of some ten microseconds each, and the process that launches them one by
 one is what a session waits for. Here a pass is recorded once its window is full, for as many rows as it has, and replayed from
-then on: a pass that only denoises, and one that also yields what becomes history. Everything else runs plainly: windows
-that are filling, rows of different histories, float64, the first pass of a size, in which libraries choose kernels, and a size
-whose recording failed.
+then on: a pass that only denoises, one that only yields what becomes history, and one that does both. Everything else runs
+plainly: windows that are filling, rows of different histories, float64, the first pass of a size, in which libraries choose
+kernels, and a size whose recording failed.
 
 Owns the graphs and their buffers: inputs, gathered history, what a clean pass yields. Nothing of a session: buffers are filled
 for every tick. On the CPU the same buffers are filled and the same work runs without a graph, so tests see all but the
@@ -14,16 +14,16 @@ capture. Results are those of :class:`~realtime_omni.models.common.wan.network.L
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 import torch
 from torch import Tensor
 
 from realtime_omni.kv.attention.sdpa import SdpaPlan
-from realtime_omni.models.base import BlockAttention
 from realtime_omni.models.common.conditioning import stacked
-from realtime_omni.models.common.wan.network import LocalNetwork
+from realtime_omni.models.common.wan.network import Inputs, LocalNetwork
 from realtime_omni.models.common.wan.transformer import KeysValues, WanTransformer
 
 log = logging.getLogger(__name__)
@@ -44,12 +44,21 @@ class _Size:
     camera: bool
 
 
+class _Kind(Enum):
+    """What a pass yields."""
+
+    FLOW = auto()
+    HISTORY = auto()
+    BOTH = auto()
+
+
 @dataclass(slots=True)
 class _Recorded:
     """One kind of pass: ``run`` computes ``flow`` and fills ``written`` from the buffers of its size."""
 
     run: Callable[[], None]
-    flow: Tensor
+    flow: Tensor | None
+    """None in a pass that only writes."""
     written: list[tuple[Tensor, Tensor]]
     """Of every layer, keys and values [B, T, heads, head_dim]; empty in a pass that only denoises."""
 
@@ -68,7 +77,7 @@ class _Buffers:
     rows: tuple[int, ...] = ()
     sources: tuple[object, ...] = ()
     """What texts and camera were copied from; held, so that nothing else can have its identity."""
-    passes: dict[bool, _Recorded] = field(default_factory=dict)
+    passes: dict[_Kind, _Recorded] = field(default_factory=dict)
 
 
 class GraphedNetwork(LocalNetwork):
@@ -85,79 +94,67 @@ class GraphedNetwork(LocalNetwork):
         """Kinds of passes that are replayed."""
         return sum(len(buffers.passes) for buffers in self._sizes.values())
 
-    def flow(
-        self,
-        latents: Tensor,
-        timestep: float,
-        frames: Sequence[int],
-        texts: Sequence[tuple[KeysValues, ...]],
-        camera: tuple[KeysValues, ...] | None,
-        attention: BlockAttention,
-        *,
-        rows: tuple[int, ...],
-        commit: bool,
-    ) -> Tensor:
+    def flow(self, inputs: Inputs, *, commit: bool) -> Tensor:
         """See ``Network.flow``."""
-        size = self._size(latents, texts, camera, attention, rows)
+        recorded = self._replayed(inputs, _Kind.BOTH if commit else _Kind.FLOW)
+        if recorded is None:
+            return super().flow(inputs, commit=commit)
+        assert recorded.flow is not None
+        return recorded.flow.clone()
+
+    def write(self, inputs: Inputs) -> None:
+        """See ``Network.write``."""
+        if self._replayed(inputs, _Kind.HISTORY) is None:
+            super().write(inputs)
+
+    def _replayed(self, inputs: Inputs, kind: _Kind) -> _Recorded | None:
+        """The pass, done, its history written; None: it is not one that is replayed."""
+        size = self._size(inputs)
         if size is None or size not in self._seen or size in self._refused:
             if size is not None:
                 self._seen.add(size)
-            return super().flow(latents, timestep, frames, texts, camera, attention, rows=rows, commit=commit)
+            return None
+        attention = inputs.attention
         assert isinstance(attention, SdpaPlan)
-        buffers = self._filled(size, latents, timestep, frames, texts, camera, attention, rows)
-        recorded = buffers.passes.get(commit)
+        buffers = self._filled(size, inputs, attention)
+        recorded = buffers.passes.get(kind)
         if recorded is None:
             try:
-                recorded = buffers.passes[commit] = self._record(buffers, commit=commit)
+                recorded = buffers.passes[kind] = self._record(buffers, kind)
             except RuntimeError:
                 log.exception("a pass could not be recorded; passes of its size run plainly size=%s", size)
                 self._refused.add(size)
                 del self._sizes[size]
-                return super().flow(latents, timestep, frames, texts, camera, attention, rows=rows, commit=commit)
+                return None
         recorded.run()
         for layer, (k, v) in enumerate(recorded.written):
-            attention.write(layer, k, v, rows=rows)
-        return recorded.flow.clone()
+            attention.write(layer, k, v, rows=inputs.rows)
+        return recorded
 
-    def _size(
-        self,
-        latents: Tensor,
-        texts: Sequence[tuple[KeysValues, ...]],
-        camera: tuple[KeysValues, ...] | None,
-        attention: BlockAttention,
-        rows: tuple[int, ...],
-    ) -> _Size | None:
+    def _size(self, inputs: Inputs) -> _Size | None:
         """None: not a pass that is recorded."""
+        attention, rows = inputs.attention, inputs.rows
         if not isinstance(attention, SdpaPlan):
             return None
         seen = attention.full_window(rows)
         if seen is None:
             return None
-        history_tokens, tokens = seen
-        return _Size(len(rows), history_tokens, tokens, latents.shape, texts[0][0][0].shape, camera is not None)
+        text = inputs.texts[0][0][0].shape
+        return _Size(len(rows), *seen, inputs.latents.shape, text, inputs.camera is not None)
 
-    def _filled(
-        self,
-        size: _Size,
-        latents: Tensor,
-        timestep: float,
-        frames: Sequence[int],
-        texts: Sequence[tuple[KeysValues, ...]],
-        camera: tuple[KeysValues, ...] | None,
-        plan: SdpaPlan,
-        rows: tuple[int, ...],
-    ) -> _Buffers:
+    def _filled(self, size: _Size, inputs: Inputs, plan: SdpaPlan) -> _Buffers:
         """The size's buffers with everything that this pass reads."""
+        latents, texts, camera, rows = inputs.latents, inputs.texts, inputs.camera, inputs.rows
         buffers = self._sizes.pop(size, None)
         if buffers is None:
             if len(self._sizes) == MOST:
                 self._seen.discard(oldest := next(iter(self._sizes)))
                 del self._sizes[oldest]
-            buffers = _buffers(latents, texts, camera, plan, size)
+            buffers = _buffers(inputs, plan, size)
         self._sizes[size] = buffers  # the most recently used is last
         buffers.latents.copy_(latents)
-        buffers.timestep.fill_(timestep)
-        for row, first in enumerate(frames):
+        buffers.timestep.fill_(inputs.timestep)
+        for row, first in enumerate(inputs.frames):
             torch.arange(first, first + latents.shape[1], out=buffers.frames[row])
         sources = (*texts, camera)
         if len(sources) != len(buffers.sources) or any(
@@ -173,20 +170,25 @@ class GraphedNetwork(LocalNetwork):
             buffers.plan, buffers.rows = plan, rows
         return buffers
 
-    def _record(self, buffers: _Buffers, *, commit: bool) -> _Recorded:
+    def _record(self, buffers: _Buffers, kind: _Kind) -> _Recorded:
         written: list[tuple[Tensor, Tensor]] = []
+
+        def write(_: int, k: Tensor, v: Tensor) -> None:
+            written.append((k, v))
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             assert buffers.plan is not None
-            if commit:
-                written.append((k, v))
+            if kind is not _Kind.FLOW:
+                write(layer, k, v)
             return buffers.plan.attend(layer, q, k, v, rows=buffers.rows, commit=False)
 
-        def work() -> Tensor:
+        def work() -> Tensor | None:
             written.clear()
-            flow: Tensor = self.transformer(
-                buffers.latents, buffers.timestep, buffers.frames, buffers.texts, attend, camera=buffers.camera
-            )
+            given = (buffers.latents, buffers.timestep, buffers.frames, buffers.texts, attend)
+            if kind is _Kind.HISTORY:
+                self.transformer.commit(*given, write, camera=buffers.camera)
+                return None
+            flow: Tensor = self.transformer(*given, camera=buffers.camera)
             return flow
 
         if not buffers.latents.is_cuda:
@@ -198,23 +200,20 @@ class GraphedNetwork(LocalNetwork):
         return _Recorded(graph.replay, flow, written)
 
 
-def _redo(work: Callable[[], Tensor], flow: Tensor) -> None:
+def _redo(work: Callable[[], Tensor | None], flow: Tensor | None) -> None:
     """What a replay is on the CPU."""
-    flow.copy_(work())
+    made = work()
+    if flow is not None and made is not None:
+        flow.copy_(made)
 
 
-def _buffers(
-    latents: Tensor,
-    texts: Sequence[tuple[KeysValues, ...]],
-    camera: tuple[KeysValues, ...] | None,
-    plan: SdpaPlan,
-    size: _Size,
-) -> _Buffers:
+def _buffers(inputs: Inputs, plan: SdpaPlan, size: _Size) -> _Buffers:
+    latents, camera = inputs.latents, inputs.camera
     return _Buffers(
         torch.empty_like(latents),
         torch.empty(size.rows, device=latents.device),
         torch.empty(size.rows, latents.shape[1], dtype=torch.int64, device=latents.device),
-        tuple((k.clone(), v.clone()) for k, v in stacked(texts)),
+        tuple((k.clone(), v.clone()) for k, v in stacked(inputs.texts)),
         None if camera is None else tuple((scale.clone(), shift.clone()) for scale, shift in camera),
         plan.new_history(size.rows, size.history_tokens + size.tokens),
     )

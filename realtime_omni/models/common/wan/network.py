@@ -7,6 +7,8 @@ them by the tensors that they consist of.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -17,8 +19,24 @@ from realtime_omni.models.common.conditioning import stacked
 from realtime_omni.models.common.wan.transformer import KeysValues, WanTransformer
 
 
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Of one pass over a block of some rows.
+
+    ``latents`` [B, F, in_channels, H, W] at one ``timestep``, 0..1000; ``frames``: of each row, the absolute number of its
+    first frame; ``texts``: of each row; ``rows``: their numbers in the plan of ``attention``."""
+
+    latents: Tensor
+    timestep: float
+    frames: Sequence[int]
+    texts: Sequence[tuple[KeysValues, ...]]
+    camera: tuple[KeysValues, ...] | None
+    attention: BlockAttention
+    rows: tuple[int, ...]
+
+
 class Network(Protocol):
-    """One pass is over a block of some rows."""
+    """Passes, and what is made for them beforehand."""
 
     @property
     def kv_heads(self) -> int:
@@ -33,22 +51,12 @@ class Network(Protocol):
         """What all passes over a block need of its camera input [B, F, camera_channels, H, W], layer by layer."""
         ...
 
-    def flow(
-        self,
-        latents: Tensor,
-        timestep: float,
-        frames: Sequence[int],
-        texts: Sequence[tuple[KeysValues, ...]],
-        camera: tuple[KeysValues, ...] | None,
-        attention: BlockAttention,
-        *,
-        rows: tuple[int, ...],
-        commit: bool,
-    ) -> Tensor:
-        """The flow, float32 [B, F, out_channels, H, W], of latents [B, F, in_channels, H, W] at one timestep, 0..1000.
+    def flow(self, inputs: Inputs, *, commit: bool) -> Tensor:
+        """The flow, float32 [B, F, out_channels, H, W]; ``commit``: the pass writes history, too."""
+        ...
 
-        ``frames``: of each row, the absolute number of its first frame; ``texts``: of each row; ``rows``: their numbers in
-        the plan of ``attention``; ``commit``: whether this pass writes history."""
+    def write(self, inputs: Inputs) -> None:
+        """The history that ``flow(commit=True)`` writes, without the flow: the last layer stops at its keys and values."""
         ...
 
 
@@ -68,46 +76,39 @@ class LocalNetwork:
     def camera(self, pictures: Tensor) -> tuple[KeysValues, ...]:
         return self.transformer.camera_cache(pictures)
 
-    def flow(
-        self,
-        latents: Tensor,
-        timestep: float,
-        frames: Sequence[int],
-        texts: Sequence[tuple[KeysValues, ...]],
-        camera: tuple[KeysValues, ...] | None,
-        attention: BlockAttention,
-        *,
-        rows: tuple[int, ...],
-        commit: bool,
-    ) -> Tensor:
-        return forward(self.transformer, latents, timestep, frames, texts, camera, attention, rows=rows, commit=commit)
+    def flow(self, inputs: Inputs, *, commit: bool) -> Tensor:
+        return flow(self.transformer, inputs, commit=commit)
+
+    def write(self, inputs: Inputs) -> None:
+        write(self.transformer, inputs)
 
 
 def text_of_row(transformer: WanTransformer, features: Tensor) -> tuple[KeysValues, ...]:
     return tuple((k[0], v[0]) for k, v in transformer.text_cache(features[None]))
 
 
-def forward(
-    transformer: WanTransformer,
-    latents: Tensor,
-    timestep: float,
-    frames: Sequence[int],
-    texts: Sequence[tuple[KeysValues, ...]],
-    camera: tuple[KeysValues, ...] | None,
-    attention: BlockAttention,
-    *,
-    rows: tuple[int, ...],
-    commit: bool,
-) -> Tensor:
+def flow(transformer: WanTransformer, inputs: Inputs, *, commit: bool) -> Tensor:
     """One pass through the engine's pages; see :meth:`Network.flow`."""
-    device = latents.device
-    numbers = [torch.arange(first, first + latents.shape[1], device=device) for first in frames]
-    flow: Tensor = transformer(
+    attend = partial(inputs.attention.attend, rows=inputs.rows, commit=commit)
+    made: Tensor = transformer(*_tensors(inputs), attend, camera=inputs.camera)
+    return made
+
+
+def write(transformer: WanTransformer, inputs: Inputs) -> None:
+    """The same for its keys and values; see :meth:`Network.write`."""
+    attention, rows = inputs.attention, inputs.rows
+    attend = partial(attention.attend, rows=rows, commit=True)
+    transformer.commit(*_tensors(inputs), attend, partial(attention.write, rows=rows), camera=inputs.camera)
+
+
+def _tensors(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, tuple[KeysValues, ...]]:
+    """Latents, timesteps [B], frame numbers [B, F], and texts stacked."""
+    latents, device = inputs.latents, inputs.latents.device
+    numbers = [torch.arange(first, first + latents.shape[1], device=device) for first in inputs.frames]
+    timesteps = torch.full((len(inputs.rows),), inputs.timestep, device=device)
+    return (
         latents,
-        torch.full((len(rows),), timestep, device=device),
-        torch.stack(numbers),  # a tensor of a list would be a copy that waits for the device
-        stacked(texts),
-        lambda layer, q, k, v: attention.attend(layer, q, k, v, rows=rows, commit=commit),
-        camera=camera,
-    )
-    return flow
+        timesteps,
+        torch.stack(numbers),
+        stacked(inputs.texts),
+    )  # a tensor of a list would wait for the device

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -25,8 +26,7 @@ from realtime_omni.kv.attention import open_backend
 from realtime_omni.kv.attention.plan import AttentionBackend, AttentionPlan, RowPlan
 from realtime_omni.kv.capacity import CapacityPlan, KVSpec
 from realtime_omni.kv.storage import KVStorage
-from realtime_omni.models.base import BlockAttention
-from realtime_omni.models.common.wan.network import forward, text_of_row
+from realtime_omni.models.common.wan.network import Inputs, flow, text_of_row, write
 from realtime_omni.models.common.wan.sharded import ShardedTransformer
 from realtime_omni.models.common.wan.transformer import KeysValues
 from realtime_omni.parallel.mesh import Meter, finish, marked
@@ -82,6 +82,8 @@ class Pass(_Order, frozen=True, tag=True):
     plan: int
     rows: tuple[int, ...]
     commit: bool
+    flow: bool
+    """False: the pass is for its history alone."""
 
 
 Order = Pools | Report | Text | Filmed | Planned | Pass
@@ -136,46 +138,36 @@ class RankedNetwork:
             self._mesh.broadcast(pictures.contiguous())
             return self._remembered(number, self.transformer.camera_cache(pictures))
 
-    def flow(
-        self,
-        latents: Tensor,
-        timestep: float,
-        frames: Sequence[int],
-        texts: Sequence[tuple[KeysValues, ...]],
-        camera: tuple[KeysValues, ...] | None,
-        attention: BlockAttention,
-        *,
-        rows: tuple[int, ...],
-        commit: bool,
-    ) -> Tensor:
+    def flow(self, inputs: Inputs, *, commit: bool) -> Tensor:
+        with self._team.together():
+            made = flow(self.transformer, self._told(inputs, commit=commit, flow=True), commit=commit)
+            self._keep_pace(last=commit)
+            return made
+
+    def write(self, inputs: Inputs) -> None:
+        with self._team.together():
+            write(self.transformer, self._told(inputs, commit=True, flow=False))
+            self._keep_pace(last=True)
+
+    def _told(self, inputs: Inputs, *, commit: bool, flow: bool) -> Inputs:
+        """The pass as rank 0 computes it, once the others have begun theirs."""
+        attention = inputs.attention
         assert isinstance(attention, RankedPlan)
         order = Pass(
             self._take_forgotten(),
-            _input(latents),
-            timestep,
-            list(frames),
-            [self._number_of(text) for text in texts],
-            None if camera is None else self._number_of(camera),
+            _input(inputs.latents),
+            inputs.timestep,
+            list(inputs.frames),
+            [self._number_of(text) for text in inputs.texts],
+            None if inputs.camera is None else self._number_of(inputs.camera),
             attention.number,
-            rows,
+            inputs.rows,
             commit,
+            flow,
         )
-        with self._team.together():
-            self._tell(order)
-            self._mesh.broadcast(latents)
-            flow = forward(
-                self.transformer,
-                latents,
-                timestep,
-                frames,
-                texts,
-                camera,
-                attention.own,
-                rows=rows,
-                commit=commit,
-            )
-            self._keep_pace(last=commit)
-            return flow
+        self._tell(order)
+        self._mesh.broadcast(inputs.latents)
+        return replace(inputs, attention=attention.own)
 
     def _keep_pace(self, *, last: bool) -> None:
         """The host is at most one pass ahead of the device, and not at all after a block's last: so a checkpoint is a place
@@ -300,6 +292,9 @@ class RankedPlan:
     ) -> Tensor:
         return self.own.attend(layer, q, k, v, rows=rows, commit=commit, causal=causal, ahead=ahead)
 
+    def write(self, layer: int, k: Tensor, v: Tensor, *, rows: Sequence[int]) -> None:
+        self.own.write(layer, k, v, rows=rows)
+
     def complete(self, row: int) -> bool:
         """Of all ranks: they write the same layers."""
         return self.own.complete(row)
@@ -350,17 +345,19 @@ class WanReplica:
         return None
 
     def _pass(self, order: Pass) -> None:
-        forward(
-            self._transformer,
+        inputs = Inputs(
             self._received(order.latents),
             order.timestep,
             order.frames,
             [self._texts[number] for number in order.texts],
             None if order.camera is None else self._cameras[order.camera],
             self._plans[order.plan],
-            rows=order.rows,
-            commit=order.commit,
+            order.rows,
         )
+        if order.flow:
+            flow(self._transformer, inputs, commit=order.commit)
+        else:
+            write(self._transformer, inputs)
 
     def _received(self, given: Input) -> Tensor:
         return self._mesh.broadcast(

@@ -117,18 +117,9 @@ class SequenceLayer(WanLayer):
             q, k, v = self._mesh.to_heads(*(self._mesh.exchange(part) for part in sent))
         return q, k, v
 
-    def after(
-        self,
-        x: Tensor,
-        seen: Tensor,
-        time: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        camera_scale: Tensor | None,
-        camera_shift: Tensor | None,
-    ) -> Tensor:
+    def after(self, x: Tensor, seen: Tensor, time: Tensor, text: KeysValues, camera: KeysValues | None) -> Tensor:
         returned = self._mesh.to_tokens(seen)
-        return self._rest(x, returned, time, keys, values, camera_scale, camera_shift)
+        return self._rest(x, returned, time, text, camera)
 
     def _values(self, h: Tensor) -> Tensor:
         return by_rank(_by_head(self._third(2, h), self.attention.heads), self._ranks)
@@ -151,18 +142,9 @@ class SequenceLayer(WanLayer):
         q, k, v = self.attention.project(self.attention_input(x, time), cos, sin)
         return by_rank(q, self._ranks), by_rank(k, self._ranks), by_rank(v, self._ranks)
 
-    def _rest(
-        self,
-        x: Tensor,
-        returned: Tensor,
-        time: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        camera_scale: Tensor | None,
-        camera_shift: Tensor | None,
-    ) -> Tensor:
-        x = self.attended(x, self.attention.out(by_token(returned)), time, camera_scale, camera_shift)
-        return self.widened(x + self.cross(self.cross_input(x), keys, values), time)
+    def _rest(self, x: Tensor, returned: Tensor, time: Tensor, text: KeysValues, camera: KeysValues | None) -> Tensor:
+        x = self.attended(x, self.attention.out(by_token(returned)), time, camera)
+        return self.widened(x + self.cross(self.cross_input(x), *text), time)
 
 
 class ShardedCross(CrossAttention):
@@ -223,21 +205,12 @@ class TensorLayer(WanLayer):
         q, k, v = self._mesh.to_heads(*(self._mesh.exchange(part) for part in sent))
         return q, k, v
 
-    def after(
-        self,
-        x: Tensor,
-        seen: Tensor,
-        time: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        camera_scale: Tensor | None,
-        camera_shift: Tensor | None,
-    ) -> Tensor:
+    def after(self, x: Tensor, seen: Tensor, time: Tensor, text: KeysValues, camera: KeysValues | None) -> Tensor:
         mesh = self._mesh
         mixed = mesh.summed_share(self._mixed(mesh.to_tokens(seen)))
-        x, h = self._crossing(x, mixed, time, camera_scale, camera_shift)
+        x, h = self._crossing(x, mixed, time, camera)
         q, squares = self._asked(mesh.gathered(h))
-        x, h = self._growing(x, mesh.summed_share(self._answered(q, mesh.summed(squares), keys, values)), time)
+        x, h = self._growing(x, mesh.summed_share(self._answered(q, mesh.summed(squares), *text)), time)
         return self.grown(x, mesh.summed_share(self.mlp(mesh.gathered(h))), time)
 
     def _projected(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -260,10 +233,8 @@ class TensorLayer(WanLayer):
         mixed: Tensor = self.attention.out(by_token(returned))
         return mixed
 
-    def _crossing(
-        self, x: Tensor, mixed: Tensor, time: Tensor, camera_scale: Tensor | None, camera_shift: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        x = self.attended(x, mixed, time, camera_scale, camera_shift)
+    def _crossing(self, x: Tensor, mixed: Tensor, time: Tensor, camera: KeysValues | None) -> tuple[Tensor, Tensor]:
+        x = self.attended(x, mixed, time, camera)
         return x, self.cross_input(x)
 
     def _asked(self, h: Tensor) -> tuple[Tensor, Tensor]:

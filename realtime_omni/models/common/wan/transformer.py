@@ -28,6 +28,8 @@ from realtime_omni.models.common.wan.rope import axis_channels, rotary, rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``attend(layer, q, k, v)``: each [B, T, heads, head_dim], q and k rotated; returns the same shape."""
+Write = Callable[[int, Tensor, Tensor], None]
+"""``write(layer, k, v)``: keys and values as ``attend`` gets them, kept and not attended to."""
 KeysValues = tuple[Tensor, Tensor]
 """Of one layer: [B, L, heads, head_dim] each (text), or [B, T, D] each (camera scale and shift)."""
 
@@ -176,45 +178,28 @@ class WanLayer(nn.Module):
         shift, scale = (self.modulation.float() + time)[:, :2, None].unbind(1)
         return (_norm(x, self.eps) * (1 + scale) + shift).to(x.dtype)
 
-    def after(
-        self,
-        x: Tensor,
-        seen: Tensor,
-        time: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        camera_scale: Tensor | None,
-        camera_shift: Tensor | None,
-    ) -> Tensor:
-        """The rest of the layer, [B, T, D]. seen [B, T, heads, head_dim]; keys, values of the text."""
-        return self.widened(self.crossed(x, seen, time, keys, values, camera_scale, camera_shift), time)
+    def after(self, x: Tensor, seen: Tensor, time: Tensor, text: KeysValues, camera: KeysValues | None) -> Tensor:
+        """The rest of the layer, [B, T, D]. seen [B, T, heads, head_dim]; camera: scale and shift."""
+        return self.widened(self.crossed(x, seen, time, text, camera), time)
 
     def crossed(
-        self,
-        x: Tensor,
-        seen: Tensor,
-        time: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        camera_scale: Tensor | None = None,
-        camera_shift: Tensor | None = None,
+        self, x: Tensor, seen: Tensor, time: Tensor, text: KeysValues, camera: KeysValues | None = None
     ) -> Tensor:
         """:meth:`after` without its last part, the MLP."""
-        x = self.attended(x, self.attention.out(seen.flatten(-2)), time, camera_scale, camera_shift)
-        crossed: Tensor = x + self.cross(self.cross_input(x), keys, values)
+        x = self.attended(x, self.attention.out(seen.flatten(-2)), time, camera)
+        crossed: Tensor = x + self.cross(self.cross_input(x), *text)
         return crossed
 
     def widened(self, x: Tensor, time: Tensor) -> Tensor:
         """The MLP behind its norm, [B, T, D]."""
         return self.grown(x, self.mlp(self.mlp_input(x, time)), time)
 
-    def attended(
-        self, x: Tensor, mixed: Tensor, time: Tensor, camera_scale: Tensor | None, camera_shift: Tensor | None
-    ) -> Tensor:
+    def attended(self, x: Tensor, mixed: Tensor, time: Tensor, camera: KeysValues | None) -> Tensor:
         """Self-attention's part added, then the camera."""
         x = (x.float() + mixed * (self.modulation.float() + time)[:, 2, None]).to(x.dtype)
-        if camera_scale is not None and camera_shift is not None:
-            x = (1 + camera_scale) * x + camera_shift
+        if camera is not None:
+            scale, shift = camera
+            x = (1 + scale) * x + shift
         return x
 
     def mlp_input(self, x: Tensor, time: Tensor) -> Tensor:
@@ -326,6 +311,20 @@ class WanTransformer(nn.Module):
         flow = self.all_tokens(self.head(h.to(x.dtype)).float())
         return unpatchify(flow, grid, self.config.out_channels)
 
+    def commit(
+        self,
+        latents: Tensor,
+        t: Tensor,
+        frames: Tensor,
+        text: Sequence[KeysValues],
+        attend: Attend,
+        write: Write,
+        *,
+        camera: Sequence[KeysValues] | None = None,
+    ) -> None:
+        """The same pass for its keys and values alone: the last layer's go to ``write``, and nothing follows them."""
+        self.trunk(latents, t, frames, text, attend, write, camera=camera)
+
     def trunk(
         self,
         latents: Tensor,
@@ -333,11 +332,12 @@ class WanTransformer(nn.Module):
         frames: Tensor,
         text: Sequence[KeysValues],
         attend: Attend,
+        write: Write | None = None,
         *,
         camera: Sequence[KeysValues] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Own tokens after the last layer [B, T, D] and the embedded timestep, float32 [B, D]. For a clean pass, whose only
-        purpose is what ``attend`` is given, this is all that is needed."""
+        """Own tokens after the last layer [B, T, D], or before it where it only writes; and the embedded timestep, float32
+        [B, D]."""
         dtype = self.patches.weight.dtype
         x = self.patches(self.own_tokens(patchify(latents)).to(dtype))
         rows, columns = latents.shape[-2] // PATCH, latents.shape[-1] // PATCH
@@ -345,8 +345,12 @@ class WanTransformer(nn.Module):
         time = self.time_out(functional.silu(self.time_in(timestep_features(t, self.config.frequencies).to(dtype))))
         projected = self.time_projection(functional.silu(time)).float().unflatten(-1, (6, -1))
         for index, layer in enumerate(self._layers):
-            seen = attend(index, *layer.before(x, projected, cos, sin))
-            x = layer.after(x, seen, projected, *text[index], *((None, None) if camera is None else camera[index]))
+            q, k, v = layer.before(x, projected, cos, sin)
+            if write is not None and index == self.config.layers - 1:
+                write(index, k, v)
+                break
+            seen = attend(index, q, k, v)
+            x = layer.after(x, seen, projected, text[index], None if camera is None else camera[index])
         return x, time.float()
 
     def heavy_matrices(self) -> tuple[str, ...]:
