@@ -1,10 +1,11 @@
 """Matrix-Game 2 on a CUDA machine with random weights: is it right there, and how long does a block take? JSON lines.
 
-    PYTHONPATH=.:protocols:clients/python python recipes/gpu/matrix_game_speed.py [--device cpu --scale tiny]
+    PYTHONPATH=.:protocols:clients/python python recipes/gpu/matrix_game_speed.py [--limit-s 90] [--parts latents]
+    ... matrix_game_speed.py --device cpu --scale tiny --dtype float32                                  (its rehearsal)
 
 ``tiny``: a small network on the CPU and on the GPU, six blocks over the end of the window in float32. ``latents`` and
 ``pictures``: the published dimensions in bfloat16, 352 x 640, weights N(0, 1 / fan_in), keys held; pictures by Wan's decoder,
-where diffusers is installed. Milliseconds from one block to the next, warm, 24 of them.
+where diffusers is installed. Milliseconds from one block to the next, warm, 24 of them. ``--limit-s``: no part begins later.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +41,9 @@ TINY = MatrixGameConfig(
     action_head_dim=16,
     key_width=8,
 )
+
+
+PARTS = ("tiny", "latents", "pictures")
 
 
 class Features:
@@ -113,19 +118,26 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--scale", choices=("full", "tiny"), default="full")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--limit-s", type=float, default=90.0)
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
     args = parser.parse_args()
+    began_s = time.monotonic()
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "tiny": lambda: tiny(args.device),
         "latents": lambda: timed(args, pictures=False),
         "pictures": lambda: timed(args, pictures=True),
     }
     failed = False
-    for name, work in parts.items():
+    for name in args.parts:
+        if time.monotonic() - began_s > args.limit_s:
+            print(json.dumps({"part": name, "skipped": "no time is left"}), flush=True)
+            continue
+        part_s, work = time.monotonic(), parts[name]
         try:
             found = work()
         except Exception as error:
             failed, found = True, {"failed": f"{type(error).__name__}: {error}"[:800]}
-        print(json.dumps({"part": name, **found}), flush=True)
+        print(json.dumps({"part": name, **found, "seconds": round(time.monotonic() - part_s, 1)}), flush=True)
     return int(failed)
 
 

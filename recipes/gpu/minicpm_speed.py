@@ -3,9 +3,16 @@
     PYTHONPATH=.:protocols:clients/python python recipes/gpu/minicpm_speed.py [--limit-s 240]    (on one H200)
     PYTHONPATH=.:protocols:clients/python python recipes/gpu/minicpm_speed.py --device cpu --scale tiny    (its own test)
 
-One JSON line for each number of calls. Every call speaks in every second and uses all its words, which random weights do: the
-most that a tick can cost. There the vocoder hums; what a second of sound of so many calls takes its own vocoder, ten steps of
-the flow behind a voice's sample of five seconds, is in the lines with the part ``vocoder``. Histories are as long as the run.
+One JSON line for each part, number of calls, and with and without graphs (``--graphs on off``), what is quick first:
+
+``operations``  what torch is asked for in a tick of three calls at the tiny size, a replay counted as one.
+``equal``       tiny, greedy, in float32: with graphs all calls say in all seconds what they say without.
+``model``       a tick through the engine, and its stages (with a wait after each). Every call speaks in every second and uses
+                all its words, which random weights do: the most that a tick can cost. The vocoder hums. Histories are as long
+                as the run.
+``vocoder``     a second of sound of the checkpoint's kind of vocoder: ten steps of the flow, a voice's sample of five seconds.
+
+Exit status 0: nothing failed, and all seconds were equal.
 """
 
 from __future__ import annotations
@@ -13,19 +20,29 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from realtime_omni.config import Config, EngineSection, KVSection, SessionSection
+from realtime_omni.models.base import Step, StepBatch
+from realtime_omni.models.common.capture import Capture
 from realtime_omni.models.minicpmo.config import Config45, DecoderConfig, EarConfig
 from realtime_omni.models.minicpmo.ears import Ears
 from realtime_omni.models.minicpmo.model import MiniCPMO
 from realtime_omni.models.minicpmo.mouth import LOOKAHEAD, Job
 from realtime_omni.models.minicpmo.network import Language
+from realtime_omni.models.minicpmo.sampling import CodeChance, TextChance
 from realtime_omni.models.minicpmo.settings import Settings
 from realtime_omni.models.minicpmo.talker import CODES, Talker
 from realtime_omni.models.minicpmo.vocabulary import Marks
@@ -66,9 +83,9 @@ SAMPLE_CODES = 125
 """Five seconds of a voice."""
 SPOKEN = 8
 """Seconds of a turn: the first four are not timed."""
-VOICES = (1, 8, 16)
-CALLS = (1, 4, 8, 16, 32)
+CALLS = (1, 16, 4)
 SECONDS, MEASURED = 14, 8
+PARTS = ("operations", "equal", "model", "vocoder")
 MARKS = Marks(
     unit=0, unit_end=1, listen=2, speak=3, tts_bos=4, chunk_eos=5, chunk_tts_eos=6, turn_eos=7, forbidden=(2, 5, 6, 7)
 )
@@ -95,7 +112,10 @@ def drawn(network: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
     return network
 
 
-def build(scale: Config45, device: str, dtype: torch.dtype) -> MiniCPMO:
+def build(
+    scale: Config45, device: str, dtype: torch.dtype, *, greedy: bool = False
+) -> Callable[[int | None], MiniCPMO]:
+    """The model over one set of weights, with graphs for so many calls, or none."""
     with torch.device("meta"):
         networks = (
             Language(scale.language, scale.vocab_size),
@@ -105,10 +125,30 @@ def build(scale: Config45, device: str, dtype: torch.dtype) -> MiniCPMO:
     for network in networks:
         drawn(network, device, dtype)
     settings = Settings(prompt_tokens=64, window_units=SECONDS + 2)
-    return MiniCPMO(scale, *networks, Numbers(), Hum(Path(), device), settings, device=device, fingerprint="0" * 64)
+    if greedy:
+        settings = replace(settings, text=TextChance(temperature=0), codes=CodeChance(temperature=0, repetition=1))
+
+    def made(captured_rows: int | None) -> MiniCPMO:
+        return MiniCPMO(
+            scale,
+            *networks,
+            Numbers(),
+            Hum(Path(), device),
+            settings,
+            device=device,
+            fingerprint="0" * 64,
+            captured_rows=captured_rows,
+        )
+
+    return made
 
 
-def measure(model: MiniCPMO, calls: int, device: str, dtype: str) -> dict[str, object]:
+def wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def engine_of(model: MiniCPMO, calls: int, device: str, dtype: str) -> InlineEngine:
     config = Config(
         model="minicpm-o",
         device=device,
@@ -119,23 +159,135 @@ def measure(model: MiniCPMO, calls: int, device: str, dtype: str) -> dict[str, o
     )
     engine = InlineEngine(model, config)
     engine.observe = observer(model.spec)
-    names = [f"call-{n}" for n in range(calls)]
-    for number, name in enumerate(names):
-        engine.create(name, seed=number)
+    for number in range(calls):
+        engine.create(f"call-{number}", seed=number)
+    return engine
+
+
+def tick(engine: InlineEngine, calls: int) -> list[Any]:
+    chunks = engine.next_all([f"call-{number}" for number in range(calls)])
+    for chunk in chunks:
+        if isinstance(chunk, Exception):
+            raise chunk
+    engine.rest()
+    return chunks
+
+
+def ready(model: MiniCPMO, engine: InlineEngine, device: str) -> float:
+    """Seconds that its graphs took."""
+    began_s = time.perf_counter()
+    model.warm_up(engine.runner.storage)
+    wait(device)
+    return round(time.perf_counter() - began_s, 1)
+
+
+@contextmanager
+def staged(model: MiniCPMO, device: str, spent: list[dict[str, float]]) -> Iterator[None]:
+    """Milliseconds of every stage of every tick."""
+    step = model.step
+
+    def timed(batch: StepBatch) -> Step:
+        times: dict[str, float] = {}
+        began_s, stage = time.perf_counter(), "begin"
+        work = step(batch)
+        while True:
+            try:
+                checkpoint = next(work)
+            except StopIteration as stop:
+                result = stop.value
+                break
+            finally:
+                wait(device)
+                now_s = time.perf_counter()
+                times[stage] = times.get(stage, 0.0) + (now_s - began_s) * 1000
+            stage = str(checkpoint.stage)
+            yield checkpoint
+            began_s = time.perf_counter()
+        spent.append(times)
+        return result
+
+    with patch.object(model, "step", timed):
+        yield
+
+
+def measure(model: MiniCPMO, calls: int, device: str, dtype: str) -> dict[str, object]:
+    engine = engine_of(model, calls, device, dtype)
+    captured_s = ready(model, engine, device)
     took: list[float] = []
-    for _ in range(SECONDS):
-        began = time.perf_counter()
-        for chunk in engine.next_all(names):
-            if isinstance(chunk, Exception):
-                raise chunk
-        engine.rest()
-        took.append((time.perf_counter() - began) * 1000)
+    spent: list[dict[str, float]] = []
+    for number in range(SECONDS + 3):
+        began_s = time.perf_counter()
+        if number < SECONDS:
+            tick(engine, calls)
+            took.append((time.perf_counter() - began_s) * 1000)
+        else:
+            with staged(model, device, spent):
+                tick(engine, calls)
     last = took[-MEASURED:]
-    tokens = engine.state_of(names[0]).facts.tokens
-    return {"tick_ms": {"p50": round(statistics.median(last), 1), "max": round(max(last), 1)}, "tokens_a_call": tokens}
+    out: dict[str, object] = {"tick_ms": {"p50": round(statistics.median(last), 1), "max": round(max(last), 1)}}
+    out["stages_ms"] = {stage: round(statistics.median(each[stage] for each in spent), 1) for stage in spent[-1]}
+    out["tokens_a_call"] = engine.state_of("call-0").facts.tokens
+    if device.startswith("cuda"):
+        out["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+    return out | {"captured_s": captured_s}
 
 
-def vocoder(scale: str, device: str, dtype: torch.dtype) -> Token2Wav:
+def equal(made: Callable[[int | None], MiniCPMO], calls: int, device: str, dtype: str) -> dict[str, object]:
+    told = []
+    for rows in (None, calls):
+        model = made(rows)
+        engine = engine_of(model, calls, device, dtype)
+        ready(model, engine, device)
+        told.append([[chunk.signals for chunk in tick(engine, calls)] for _ in range(SECONDS)])
+    same = [one == two for ours, theirs in zip(*told, strict=True) for one, two in zip(ours, theirs, strict=True)]
+    return {"equal": sum(same), "of": len(same), "good": all(same)}
+
+
+class Asked(TorchDispatchMode):
+    """Counts what torch is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count, self.replays, self._silent = 0, 0, False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not self._silent
+        return func(*args, **(kwargs or {}))
+
+    def once(self, capture: Capture, work: Callable[[], None]) -> Callable[[], None]:
+        """In the place of a capture: what is replayed counts as one."""
+
+        def replay() -> None:
+            self._silent = True
+            work()
+            self._silent, self.replays = False, self.replays + 1
+
+        return replay
+
+
+def operations(graphs: bool) -> dict[str, object]:
+    asked = Asked()
+    made = build(SCALES["tiny"], "cpu", torch.float32)
+    with patch.object(Capture, "__call__", lambda self, work: asked.once(self, work)):
+        model = made(3 if graphs else None)
+        engine = engine_of(model, 3, "cpu", "float32")
+        speaker = vocoder("tiny", "cpu", torch.float32, 3 if graphs else None)
+        ready(model, engine, "cpu")
+        for _ in range(3):
+            tick(engine, 3)
+        with asked:
+            tick(engine, 3)
+    out: dict[str, object] = {"a_tick": asked.count + asked.replays, "replays": asked.replays}
+    voices, codes = [speaker.begin(None)] * 3, tuple(range(CODES + LOOKAHEAD))
+    for _ in range(4):
+        before = asked.count, asked.replays
+        with asked:
+            sounds = speaker.sound([Job(voice, codes, False) for voice in voices])
+        voices = [voice for _, voice in sounds]
+    return out | {"a_second_of_sound": asked.count - before[0] + asked.replays - before[1]}
+
+
+def vocoder(scale: str, device: str, dtype: torch.dtype, captured_rows: int | None) -> Token2Wav:
     flow_sizes, hift_sizes = VOCODERS[scale]
     with torch.device("meta"):
         flow, hift = Flow(flow_sizes, STEPS), HiFT(hift_sizes)
@@ -147,7 +299,7 @@ def vocoder(scale: str, device: str, dtype: torch.dtype) -> Token2Wav:
         torch.randn(2 * SAMPLE_CODES, mels),
         torch.randn(flow_sizes.speaker),
     )
-    return Token2Wav(flow, hift, {"one": sample}, device, "random")
+    return Token2Wav(flow, hift, {"one": sample}, device, "random", captured_rows=captured_rows, together=True)
 
 
 def measure_vocoder(made: Token2Wav, calls: int, device: str) -> dict[str, object]:
@@ -170,42 +322,70 @@ def measure_vocoder(made: Token2Wav, calls: int, device: str) -> dict[str, objec
     return out
 
 
-def vocoder_lines(scale: str, device: str) -> None:
-    for dtype in ("float32", "bfloat16") if scale == "real" else ("float32",):
-        made: Token2Wav | None = None
-        for calls in VOICES if scale == "real" else VOICES[:2]:
-            line: dict[str, object] = {"part": "vocoder", "calls": calls, "device": device, "flow_dtype": dtype}
-            try:
-                made = made or vocoder(scale, device, getattr(torch, dtype))
-                line |= measure_vocoder(made, calls, device)
-            except Exception as error:  # the next part runs
-                line["failed"] = f"{type(error).__name__}: {error}"[:300]
-            print(json.dumps(line), flush=True)
+def vocoder_part(scale: str, device: str, dtype: str, calls: int, graphs: bool) -> dict[str, object]:
+    began_s = time.perf_counter()
+    made = vocoder(scale, device, getattr(torch, dtype), calls if graphs else None)
+    wait(device)
+    began = round(time.perf_counter() - began_s, 1)
+    return measure_vocoder(made, calls, device) | {"flow_dtype": dtype, "captured_s": began}
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default=None)
     parser.add_argument("--scale", choices=sorted(SCALES), default="real")
     parser.add_argument("--limit-s", type=float, default=240)
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
+    parser.add_argument("--graphs", nargs="*", choices=("off", "on"), default=("on", "off"))
     args = parser.parse_args()
-    began = time.perf_counter()
+    began_s = time.perf_counter()
     dtype = args.dtype or ("bfloat16" if args.device.startswith("cuda") else "float32")
     torch.manual_seed(0)
-    vocoder_lines(args.scale, args.device)
-    model = build(SCALES[args.scale], args.device, getattr(torch, dtype))
-    for calls in CALLS if args.scale == "real" else CALLS[:2]:
-        if time.perf_counter() - began > args.limit_s * 0.7:
-            print(json.dumps({"calls": calls, "skipped": "no time left"}), flush=True)
-            continue
-        line: dict[str, object] = {"part": "minicpm-o", "calls": calls, "device": args.device, "dtype": dtype}
+    failed = False
+
+    def part(name: str, needs_s: float, work: Callable[[], dict[str, object]], **told: object) -> None:
+        """``needs_s``: on one H200, as far as it was guessed."""
+        nonlocal failed
+        if name not in args.parts:
+            return
+        if time.perf_counter() - began_s + needs_s > args.limit_s:
+            print(json.dumps({"part": name, **told, "skipped": "no time is left"}), flush=True)
+            return
+        part_s = time.perf_counter()
         try:
-            line |= measure(model, calls, args.device, dtype)
+            found = work()
         except Exception as error:  # the next part runs
-            line["failed"] = f"{type(error).__name__}: {error}"[:300]
-        print(json.dumps(line), flush=True)
+            found = {"failed": f"{type(error).__name__}: {error}"[:800]}
+        failed = failed or "failed" in found or found.get("good") is False
+        seconds = round(time.perf_counter() - part_s, 1)
+        print(json.dumps({"part": name, **told, **found, "seconds": seconds}), flush=True)
+
+    real = args.scale == "real"
+    ways = [way == "on" for way in args.graphs]
+    for graphs in ways:
+        part("operations", 5, partial(operations, graphs), graphs=graphs)
+    part(
+        "equal",
+        15,
+        lambda: equal(build(SCALES["tiny"], args.device, torch.float32, greedy=True), 3, args.device, "float32"),
+    )
+    whole: Callable[[int | None], MiniCPMO] | None = None
+    for calls in CALLS if real else CALLS[::2]:
+        for graphs in ways:
+
+            def work(calls: int = calls, graphs: bool = graphs) -> dict[str, object]:
+                nonlocal whole
+                whole = whole or build(SCALES[args.scale], args.device, getattr(torch, dtype))
+                return measure(whole(calls if graphs else None), calls, args.device, dtype)
+
+            part("model", 40 if real else 2, work, calls=calls, graphs=graphs, dtype=dtype)
+        for graphs in ways:
+            for flow in ("float32", "bfloat16") if real else ("float32",):
+                speaks = partial(vocoder_part, args.scale, args.device, flow, calls, graphs)
+                part("vocoder", 20 if real else 2, speaks, calls=calls, graphs=graphs)
+    return int(failed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

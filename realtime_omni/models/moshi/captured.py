@@ -43,12 +43,24 @@ class CapturedStages(Stages):
         self._thinker = Thinker(thinking, rows, mimi.count, capture, device)
         self._sizes = sizes_up_to(most)
 
-    def warm_up(self, storage: KVStorage) -> None:
+    def warm_up(self, storage: KVStorage, *, prompts: bool) -> None:
         """Capture every size, so that no call waits for one: some ten seconds for 64 rows."""
         self._thinker.use(DecodeRows(storage, self._sizes[-1]))
         for size in self._sizes:
             for stage in (self._ears, self._thinker, self._mouth):
                 stage.graph(size)
+            if prompts:
+                self._thinker.prompt_graph(size)
+
+    def prompt(
+        self,
+        batch: StepBatch,
+        active: tuple[int, ...],
+        rings: Sequence[Tensor],
+        steps: Sequence[int],
+        columns: Sequence[tuple[list[int], Tensor | None]],
+    ) -> list[Tensor]:
+        return self._thinker.prompt(batch.decoding(), active, rings, steps, *self._given(columns, rings[0].device))
 
     def listen(self, sound: Tensor, states: Sequence[CodecState]) -> tuple[Tensor, list[CodecState]]:
         return self._ears(sound, states)
@@ -82,8 +94,12 @@ class Thinker:
         width = thinking.width
         self._chance = torch.ones(rows, 1 + codebooks, width, device=device) if width else None
         self._newest = torch.zeros(rows, 1 + codebooks, dtype=torch.int64, device=device)
+        self._given = torch.zeros(rows, thinking.streams.count, dtype=torch.int64, device=device)
+        self._embedded = torch.zeros(rows, config.dim, device=device)
+        self._instead = torch.zeros(rows, dtype=torch.bool, device=device)
         self._decoding: DecodeRows | None = None
         self._graphs: dict[int, Callable[[], None]] = {}
+        self._prompt_graphs: dict[int, Callable[[], None]] = {}
 
     def __call__(
         self,
@@ -95,14 +111,8 @@ class Thinker:
         silenced: Sequence[bool],
         chance: Tensor | None,
     ) -> tuple[list[Tensor], Tensor]:
-        rows, size = len(active), fitting(len(active))
-        if self._decoding is None or not plan.fits(self._decoding, len(self._steps)):
-            self.use(plan.rows(len(self._steps)))
-        assert self._decoding is not None
-        graph = self.graph(size)  # before anything is filled in: the runs before a capture write
-        plan.fill(self._decoding, active, size)
-        self._steps[:size].copy_(torch.tensor([*steps, *[0] * (size - rows)]))  # at step 0 a ring is not read
-        self._rings[:rows].copy_(torch.stack(list(rings)))
+        rows = len(active)
+        graph = self._ready(plan, active, rings, steps, self.graph)
         self._user[:rows].copy_(user)
         self._silenced[:rows].copy_(torch.tensor(silenced))
         if self._chance is not None and chance is not None:
@@ -111,20 +121,80 @@ class Thinker:
         plan.wrote(active)
         return owned(self._rings[:rows]), self._newest[:rows].clone()
 
+    def prompt(
+        self,
+        plan: DecodePlan,
+        active: tuple[int, ...],
+        rings: Sequence[Tensor],
+        steps: Sequence[int],
+        given: Tensor,
+        embedded: Tensor,
+        instead: Tensor,
+    ) -> list[Tensor]:
+        """See :meth:`.stages.Thinking.prompted`."""
+        rows = len(active)
+        graph = self._ready(plan, active, rings, steps, self.prompt_graph)
+        self._given[:rows].copy_(given)
+        self._embedded[:rows].copy_(embedded)
+        self._instead[:rows].copy_(instead)
+        graph()
+        plan.wrote(active)
+        return owned(self._rings[:rows])
+
+    def _ready(
+        self,
+        plan: DecodePlan,
+        active: tuple[int, ...],
+        rings: Sequence[Tensor],
+        steps: Sequence[int],
+        graph_of: Callable[[int], Callable[[], None]],
+    ) -> Callable[[], None]:
+        """The graph of so many rows, and everything in place that both kinds of step read."""
+        rows, size = len(active), fitting(len(active))
+        if self._decoding is None or not plan.fits(self._decoding, len(self._steps)):
+            self.use(plan.rows(len(self._steps)))
+        assert self._decoding is not None
+        graph = graph_of(size)  # before anything is filled in: the runs before a capture write
+        plan.fill(self._decoding, active, size)
+        self._steps[:size].copy_(torch.tensor([*steps, *[0] * (size - rows)]))  # at step 0 a ring is not read
+        self._rings[:rows].copy_(torch.stack(list(rings)))
+        return graph
+
     def use(self, memory: DecodeRows) -> None:
         """These pools from now on."""
         self._decoding = memory
         self._graphs.clear()
+        self._prompt_graphs.clear()
 
     def graph(self, size: int) -> Callable[[], None]:
         """The step of so many rows, captured when it is first asked for."""
-        found = self._graphs.get(size)
+        return self._made(self._graphs, size, self._work)
+
+    def prompt_graph(self, size: int) -> Callable[[], None]:
+        """A prompt's step of so many rows, captured when it is first asked for."""
+        return self._made(self._prompt_graphs, size, self._prompt_work)
+
+    def _made(
+        self, known: dict[int, Callable[[], None]], size: int, work: Callable[[int, DecodeRows], None]
+    ) -> Callable[[], None]:
+        found = known.get(size)
         if found is None:
             assert self._decoding is not None
             self._decoding.clear()
             self._steps.zero_()
-            found = self._graphs[size] = self._capture(partial(self._work, size, self._decoding))
+            found = known[size] = self._capture(partial(work, size, self._decoding))
         return found
+
+    def _prompt_work(self, size: int, memory: DecodeRows) -> None:
+        rings = self._thinking.prompted(
+            self._rings[:size],
+            self._steps[:size],
+            self._given[:size],
+            self._embedded[:size],
+            self._instead[:size],
+            memory.attend,
+        )
+        self._rings[:size].copy_(rings)
 
     def _work(self, size: int, memory: DecodeRows) -> None:
         chance = None if self._chance is None else self._chance[:size]

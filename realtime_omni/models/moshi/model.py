@@ -161,7 +161,7 @@ class Moshi(DuplexBase):
         return self._spec
 
     def warm_up(self, storage: KVStorage) -> None:
-        self._stages.warm_up(storage)
+        self._stages.warm_up(storage, prompts=self._personal or bool(self._voices))
 
     def open(self, setup: SessionSetup) -> MoshiState:
         """Raises ArgumentError for a text that is too long, or that the model does not take."""
@@ -186,20 +186,12 @@ class Moshi(DuplexBase):
         active = batch.active
         rows = [batch.row(number) for number in active]
         columns = [self._column(row.state.facts) for row in rows]
-        given = torch.tensor([tokens for tokens, _ in columns], device=self._device)
-        steps = self._steps(rows)
-        rings = torch.stack([row.state.ring for row in rows])
-        tokens, rings = self._streams.read(rings, steps, given, first=0)
-        x = self.lm.temporal.embed(tokens)
-        for position, (_, embedding) in enumerate(columns):
-            if embedding is not None:
-                x[position, 0] = embedding.to(x.dtype)
-        self._attended(batch, active, x, steps)
-        rings = self._streams.write(rings, steps, given[:, : self._streams.generated])
+        before, steps = [row.state.ring for row in rows], [row.frame_index for row in rows]
+        rings = self._stages.prompt(batch, active, before, steps, columns)
         outputs: dict[int, RowOutput | Exception] = {}
-        for position, (number, row) in enumerate(zip(active, rows, strict=True)):
+        for number, row, ring in zip(active, rows, rings, strict=True):
             facts = msgspec.structs.replace(row.state.facts, prompted=row.state.facts.prompted + 1)
-            following = replace(row.state, facts=facts, ring=rings[position].clone())
+            following = replace(row.state, facts=facts, ring=ring)
             outputs[number] = RowOutput(ChunkMetadata.from_tick(row.tick), (), following)
         return outputs
 
@@ -310,17 +302,6 @@ class Moshi(DuplexBase):
         return tuple(n for n in batch.active if n not in begins)
 
     # ------------------------------------------------------------------ the language model
-
-    def _steps(self, rows: Sequence[StepRow]) -> Tensor:
-        return torch.tensor([row.frame_index for row in rows], device=self._device)
-
-    def _attended(self, batch: StepBatch, active: tuple[int, ...], x: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden [B, D] and text logits [B, V]; keys and values are written."""
-        attention = batch.attention()
-        hidden, logits = self.lm.temporal(
-            x, steps[:, None], lambda layer, q, k, v: attention.attend(layer, q, k, v, rows=active, commit=True)
-        )
-        return hidden, logits
 
     def _think(
         self, batch: StepBatch, active: tuple[int, ...], user: Tensor, silenced: Sequence[bool]

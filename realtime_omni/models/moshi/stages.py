@@ -1,4 +1,4 @@
-"""A tick's three pieces of device work over the rows of a batch, one call at a time to the device: the reference.
+"""A tick's three pieces of device work over the rows of a batch, and a prompt's, call by call to the device: the reference.
 
 Owns nothing of a call: states and rings go in, and what follows them comes out as values of their own.
 :mod:`.captured` does the same with graphs.
@@ -58,6 +58,18 @@ class Thinking:
         rings = self.streams.write(rings, steps, made)
         return rings, self.streams.frame(rings, steps)
 
+    def prompted(
+        self, rings: Tensor, steps: Tensor, given: Tensor, embedded: Tensor, instead: Tensor, attend: Attend
+    ) -> Tensor:
+        """The rings after a step of a prompt: all streams hold ``given`` [B, K]; the first layer reads ``embedded`` [B, D]
+        where ``instead`` bool [B] says so. Keys and values are all that is left of it."""
+        temporal = self.lm.temporal
+        tokens, rings = self.streams.read(rings, steps, given, first=0)
+        x = temporal.embed(tokens)
+        x = torch.where(instead[:, None, None], embedded[:, None].to(x.dtype), x)
+        temporal(x, steps[:, None], attend)
+        return self.streams.write(rings, steps, given[:, : self.streams.generated])
+
 
 class Stages:
     """Plain calls, kernel by kernel."""
@@ -65,8 +77,40 @@ class Stages:
     def __init__(self, thinking: Thinking, mimi: Mimi) -> None:
         self._thinking, self._mimi = thinking, mimi
 
-    def warm_up(self, storage: KVStorage) -> None:
-        """Make ready for ticks over these pools, before there is a call."""
+    def warm_up(self, storage: KVStorage, *, prompts: bool) -> None:
+        """Make ready for ticks over these pools, before there is a call. ``prompts``: calls may begin with one."""
+
+    def prompt(
+        self,
+        batch: StepBatch,
+        active: tuple[int, ...],
+        rings: Sequence[Tensor],
+        steps: Sequence[int],
+        columns: Sequence[tuple[list[int], Tensor | None]],
+    ) -> list[Tensor]:
+        """The rings after a step of a prompt whose ``columns`` are :func:`.prompts.column`'s. Writes the active rows' keys and
+        values."""
+        attention, device = batch.attention(), rings[0].device
+        given, embedded, instead = self._given(columns, device)
+        after = self._thinking.prompted(
+            torch.stack(list(rings)),
+            torch.tensor(steps, device=device),
+            given,
+            embedded,
+            instead,
+            lambda layer, q, k, v: attention.attend(layer, q, k, v, rows=active, commit=True),
+        )
+        return owned(after)
+
+    def _given(
+        self, columns: Sequence[tuple[list[int], Tensor | None]], device: torch.device
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As :meth:`Thinking.prompted` takes them."""
+        config = self._thinking.lm.config
+        nothing = torch.zeros(config.dim, device=device)
+        embedded = torch.stack([nothing if each is None else each.to(nothing) for _, each in columns])
+        given = torch.tensor([tokens for tokens, _ in columns], device=device)
+        return given, embedded, torch.tensor([each is not None for _, each in columns], device=device)
 
     def listen(self, sound: Tensor, states: Sequence[CodecState]) -> tuple[Tensor, list[CodecState]]:
         """Sound [B, samples] to codes [B, N], both on the device, and the states after."""

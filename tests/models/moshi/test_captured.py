@@ -18,9 +18,10 @@ from realtime_omni.models.moshi.captured import CapturedStages, fitting
 from realtime_omni.models.moshi.codec import CodecState
 from realtime_omni.models.moshi.model import Moshi
 from realtime_omni.models.moshi.stages import Stages
-from realtime_omni.session.frame import Frame
+from realtime_omni.session.frame import Configure, Frame
 from realtime_omni.session.values import Chunk, SessionId
-from realtime_omni.testing.inline import InlineEngine
+from realtime_omni.testing.faults import inject
+from realtime_omni.testing.inline import InlineEngine, small_config
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,6 +68,36 @@ def test_calls_that_fork_and_go_back_say_what_they_do_without_graphs(folder: Pat
 
     for plain, graphs in zip(conversation("plain"), conversation("graphs"), strict=True):
         assert np.abs(plain - graphs).max() <= 1e-5
+
+
+def test_prompts_of_calls_out_of_step_are_what_they_are_without_graphs(tmp_path: Path) -> None:
+    """A voice of embeddings beside one of codes and a text, rows that come and go, one that fails in the middle."""
+
+    def conversation(captured_rows: int | None) -> list[np.ndarray]:
+        model = persona(tmp_path, captured_rows=captured_rows)
+        engine = InlineEngine(model, small_config(dtype="float32", rewind_blocks=4))
+        said = []
+        for number, (name, voice) in enumerate((("a", "north"), ("b", "south"), ("c", "south"))):
+            engine.create(name, seed=number)
+            frame = Frame(np.zeros(1920, np.float32), (Configure(instructions="hello " * number, voice=voice),))
+            engine.ask(c.Next(ticket=0, session_id=SessionId(name), frame=frame))
+            engine.cycle(4)
+            if name == "b":
+                with inject(engine, "prefill:1"):
+                    engine.rest()
+                failed = [each for each in "ab" if engine.view(each).state == "failed"]
+                assert failed
+                for each in failed:
+                    engine.rollback(each)
+        engine.rest()
+        for number in range(6):
+            said += [_hear(engine, name, number) for name in "abc"]
+        return said
+
+    plain, graphs = (conversation(rows) for rows in (None, 4))
+    assert any(np.abs(each).max() > 0 for each in plain)
+    for one, two in zip(plain, graphs, strict=True):
+        assert np.abs(one - two).max() <= 1e-5
 
 
 # ---------------------------------------------------------------------- the codec's rows
