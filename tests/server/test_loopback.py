@@ -23,7 +23,8 @@ from realtime_omni.server.clock import LoopClock
 from realtime_omni.server.run import bind, running
 from realtime_omni.server.settings import ServerSettings
 from realtime_omni_protocols.world import PATH, PROTOCOL, parse_server, unpack_frame
-from server.fakes import FakeHealth, FakeManager
+from server.fake_values import FakeHealth
+from server.fakes import FakeManager
 
 KEY = "kölsch/+="
 

@@ -10,7 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from realtime_omni.server.hub import WorldHub
 from realtime_omni.server.metrics import TABLE, Metrics, table_markdown
-from server.fakes import FakeManager, FakeStatistics
+from server.fake_values import FakeStatistics
+from server.fakes import FakeManager
 from server.wire import Client, make_hub
 
 ROOT = Path(__file__).resolve().parents[2]

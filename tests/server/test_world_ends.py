@@ -10,7 +10,8 @@ import pytest
 
 from realtime_omni.errors import TickError
 from realtime_omni.server.hub import WorldHub
-from server.fakes import FakeManager, FakeNotice
+from server.fake_values import FakeNotice
+from server.fakes import FakeManager
 from server.wire import Client, eventually, make_hub, type_of
 
 

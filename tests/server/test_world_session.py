@@ -15,7 +15,8 @@ from PIL import Image
 from realtime_omni.errors import ErrorCode, TickError
 from realtime_omni.server.hub import WorldHub
 from realtime_omni.session.values import Chunk
-from server.fakes import FakeManager, FakeNotice
+from server.fake_values import FakeNotice
+from server.fakes import FakeManager
 from server.wire import Client, eventually, make_hub
 
 
