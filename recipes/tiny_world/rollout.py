@@ -1,8 +1,8 @@
 """A plain reference loop over the network with its own key/value rows.
 
-Owns: the cached pass (one block against the kept blocks) and the rollout built on it; training
-stage B and the evaluation use both. It is the simplest loop that is right, not the server's.
-Kept blocks lie in ring slots; their keys are already rotated, so their order does not matter.
+Owns: the cached pass over rows that each stand at a block of their own, for training, and the plain loop of rows that
+go together, for the evaluation. They are the simplest that are right, not the server's.
+The pass's kept blocks lie in ring slots; their keys are already rotated, so their order does not matter.
 
 Shape legend: L layers, B rows, S kept tokens (slots * tokens of a block), h heads, d head_dim.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import deque
 from collections.abc import Callable
 
 import torch
@@ -132,46 +133,61 @@ def draw_noise(shape: tuple[int, ...], seed: int, block: int, index: int, device
 
 
 class ReferencePlay:
-    """`rows` sessions of `net`, played block by block with this file's loop; `steps` overrides its config."""
+    """`rows` sessions of `net`, played block by block in float32; `steps` overrides its config.
 
-    def __init__(
-        self, net: TinyWorldNet, rows: int, seed: int, steps: int | None = None, autocast: bool = False
-    ) -> None:
+    All rows stand at the same block, so a layer's history is a list of blocks, and no mask is needed.
+    """
+
+    def __init__(self, net: TinyWorldNet, rows: int, seed: int, steps: int | None = None) -> None:
         config, device = net.config, net.embed.weight.device
-        self.cached = CachedPass(net).eval()
-        self.config, self.device, self.seed, self.autocast = config, device, seed, autocast
+        self.net, self.config, self.device, self.seed = net, config, device, seed
         self.levels = schedule(steps or config.sampler_steps, config.sampler_shift)
-        self.kept = KeptRows.empty(config, rows, device, torch.bfloat16 if autocast else torch.float32)
+        windows = config.layer_windows or (config.window_frames,) * config.layers
+        self.kept = [deque[tuple[Tensor, Tensor]](maxlen=window // config.frames_per_block - 1) for window in windows]
+        self.heading = torch.zeros(rows, 2, device=device, dtype=torch.long)
         self.number = 0
 
     @torch.inference_mode()
     def block(self, keys_BFK: Tensor, places_BF: Tensor, given: Tensor | None = None) -> Tensor:
         """The next block [B, F, 3, H, W] in [-1, 1]; `given` is taken instead of one of its own."""
-        config, kept = self.config, self.kept
-        pose = kept.pose(keys_BFK)
-        told = (keys_BFK.float(), places_BF, pose, kept.k, kept.v, kept.valid)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            frames = self._sample(len(keys_BFK), told) if given is None else given
-            kept.write(*self.cached(frames, frames.new_full(frames.shape[:2], config.context_noise), *told)[1:], pose)
+        rows, per = keys_BFK.shape[:2]
+        first = torch.full((rows,), self.number * per, device=self.device)
+        pose = poses(first, self.heading, keys_BFK, self.config.look_limit)
+        told = (keys_BFK.float(), places_BF, pose)
+        frames = self._sample(rows, told) if given is None else given
+        level = frames.new_full((rows, per), self.config.context_noise)
+        self.net.commit(frames, level, *told, self._attend_and_keep, self._keep)
+        self.heading = pose[:, -1, 1:]
         self.number += 1
         return frames
 
-    def _sample(self, rows: int, told: tuple[Tensor, ...]) -> Tensor:
+    def _sample(self, rows: int, told: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         size = self.config.image_size
         shape = (rows, self.config.frames_per_block, 3, size, size)
         x = draw_noise(shape, self.seed, self.number, 0, self.device)
         for level, following in itertools.pairwise(self.levels):
-            x0 = self.cached(x, x.new_full(x.shape[:2], level), *told)[0].float()
-            x = step(x, x0, level, following)
+            x = step(x, self.net(x, x.new_full(shape[:2], level), *told, self._attend), level, following)
         return x.clamp(-1, 1)
 
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (torch.cat(parts, dim=1).transpose(1, 2) for parts in zip(*self.kept[layer], (k, v), strict=True))
+        return functional.scaled_dot_product_attention(q.transpose(1, 2), k, v).transpose(1, 2)
 
-def reference_rollout(net: TinyWorldNet, steps: int | None = None, autocast: bool = False) -> Rollout:
+    def _attend_and_keep(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        seen = self._attend(layer, q, k, v)
+        self._keep(layer, k, v)
+        return seen
+
+    def _keep(self, layer: int, k: Tensor, v: Tensor) -> None:
+        self.kept[layer].append((k, v.clone()))  # v is a view of q, k and v
+
+
+def reference_rollout(net: TinyWorldNet, steps: int | None = None) -> Rollout:
     """The rollout of `net` with this file's loop; `steps` overrides its config."""
     per = net.config.frames_per_block
 
     def rollout(start: Tensor, keys: Tensor, places: Tensor, seed: int) -> Tensor:
-        play = ReferencePlay(net, len(start), seed, steps, autocast)
+        play = ReferencePlay(net, len(start), seed, steps)
         blocks = []
         for first in range(0, keys.shape[1], per):
             part = slice(first, first + per)

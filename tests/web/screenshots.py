@@ -7,15 +7,17 @@ Starts its own server and walks a little, so that the pictures show a walk; ``--
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import tempfile
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 from world_page import BROWSER_ARGS, LAPTOP, PHONE, PHONE_ON_ITS_SIDE, ROOT, World, running_server
 
 SHOTS = (("laptop", LAPTOP, 1), ("phone", PHONE, 2), ("phone-landscape", PHONE_ON_ITS_SIDE, 2))
+QUALITY = 75  # of WebP, in percent: letters stay sharp
 
 
 def take(
@@ -38,8 +40,7 @@ def take(
         world.moves(frames, timeout_s=60)
         if key != "w":
             page.keyboard.up(key)
-    page.screenshot(path=out / f"page-{name}.png")
-    shrink(out / f"page-{name}.png")
+    save(page, out / f"page-{name}.webp")
     context.close()
 
 
@@ -61,8 +62,7 @@ def take_what_if(browser: Browser, url: str, out: Path, prompt: str | None) -> N
     world.wait("s.branch.shownFrames > 14", 60)
     page.keyboard.down("l")
     world.wait("s.branch.shownFrames > 20", 60)
-    page.screenshot(path=out / "page-what-if.png")
-    shrink(out / "page-what-if.png")
+    save(page, out / "page-what-if.webp")
     page.close()
 
 
@@ -80,14 +80,13 @@ def take_robot(browser: Browser, url: str, out: Path) -> None:
         " joining === 'trained' && phase === 'running' && episode_tick > 20 && plan.length > 8)(robotDemo.stats())",
         timeout=60_000,
     )
-    page.screenshot(path=out / "robot-laptop.png")
-    shrink(out / "robot-laptop.png")
+    save(page, out / "robot-laptop.webp")
     page.close()
 
 
-def shrink(file: Path) -> None:
-    """256 colours, a third of the bytes: the pictures are in every clone."""
-    Image.open(file).convert("RGB").quantize(256).save(file, optimize=True)
+def save(page: Page, file: Path) -> None:
+    """What the page shows, as WebP: the pictures are in every clone."""
+    Image.open(io.BytesIO(page.screenshot())).convert("RGB").save(file, quality=QUALITY, method=6)
 
 
 def take_talk(browser: Browser, url: str, out: Path) -> None:
@@ -102,7 +101,7 @@ def take_talk(browser: Browser, url: str, out: Path) -> None:
     ):
         page.click(f'[data-question="{name}"]')
         page.wait_for_function(f"() => {{ const s = realtimeTalk.stats(); return {then}; }}", polling=30)
-    page.screenshot(path=out / "page-talk.png")
+    save(page, out / "page-talk.webp")
     page.close()
 
 
@@ -131,14 +130,13 @@ def main() -> None:
 def shoot(browser: Browser, url: str, options: argparse.Namespace) -> None:
     if options.model == "voice":
         take_talk(browser, url, options.out)
-        shrink(options.out / "page-talk.png")
-        print("page-talk.png")
+        print("page-talk.webp")
         return
     for name, size, scale in SHOTS:
         take(browser, url, name, size, scale, options.out, options.prompt)
-        print(f"page-{name}.png")
+        print(f"page-{name}.webp")
     take_what_if(browser, url, options.out, options.prompt)
-    print("page-what-if.png")
+    print("page-what-if.webp")
 
 
 if __name__ == "__main__":
