@@ -68,4 +68,4 @@ class Rooms:
         keys, values = self.keys[layer], self.values[layer]
         keys[at, columns], values[at, columns] = k[:, 0], v[:, 0]
         tables, lengths = self._tables[:count], self._lengths[:count]
-        return attention(q[:, 0], keys.flatten(0, 1), values.flatten(0, 1), tables, lengths)[:, None]
+        return attention(q[:, 0].contiguous(), keys.flatten(0, 1), values.flatten(0, 1), tables, lengths)[:, None]
