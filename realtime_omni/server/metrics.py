@@ -2,17 +2,20 @@
 
 Owns the table (``protocols/metrics.md`` is printed from it) and its own registry. Invariant: label values come from the
 closed sets of the table; a session id, request id, prompt or client text can never become one. Counters restart at zero
-with the process.
+with the process. Numbers are kept here and become the library's samples at a scrape: its own counters take a lock and
+look for exemplars, seven times a block. Only the event loop counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from itertools import accumulate
+from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from realtime_omni.media import FORMATS
@@ -237,17 +240,40 @@ TABLE: tuple[MetricSpec, ...] = (
 _BY_NAME = {spec.name: spec for spec in TABLE}
 
 
+class _Series:
+    """One series: a counter's or a gauge's value, or a histogram's sum and how many values lie in each bucket alone."""
+
+    __slots__ = ("bounds", "counts", "value")
+
+    def __init__(self, bounds: tuple[float, ...] = ()) -> None:
+        self.value = 0.0
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        self.value += value
+        self.counts[bisect_left(self.bounds, value)] += 1
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """(upper bound, values at or below it), rising."""
+        names = [*map(str, self.bounds), "+Inf"]
+        return list(zip(names, map(float, accumulate(self.counts)), strict=True))
+
+
 class Metrics:
     """The server's metrics in a registry of their own (several servers can live in one process)."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
-        self._made: dict[str, Any] = {}
-        self._checked: dict[tuple[object, ...], Any] = {}
+        self._series: dict[tuple[object, ...], _Series] = {}
+        """By name and labels, as they are given; checked against the table once."""
+        self._table: dict[str, dict[tuple[str, ...], _Series]] = {}
+        """By full name and label values, in the table's order."""
         self._engines = _EngineCollector()
         for spec in TABLE:
             if not spec.name.startswith((f"{_P}engine_", f"{_P}kv_")):
-                self._made[spec.name] = _make(spec, self.registry)
+                self._table[spec.name] = dict(_first_series(spec))
+        self.registry.register(_TableCollector(self._table))
 
     def watch(self, kind: Kind, statistics: Callable[[], EngineNumbers]) -> None:
         """Read an engine's numbers at every scrape."""
@@ -257,15 +283,15 @@ class Metrics:
 
     def count(self, name: str, amount: float = 1, **labels: str) -> None:
         """Raise a counter. A value outside the table is a bug and raises ValueError."""
-        self._at(name, labels).inc(amount)
+        self._at(name, labels).value += amount
 
     def set(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
-        self._at(name, labels).set(value)
+        self._at(name, labels).value = value
 
     def add(self, name: str, amount: float, **labels: str) -> None:
         """Move a gauge."""
-        self._at(name, labels).inc(amount)
+        self._at(name, labels).value += amount
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         """Put one value into a histogram."""
@@ -279,37 +305,62 @@ class Metrics:
         """The current value of one sample (for tests and statistics)."""
         return self.registry.get_sample_value(_P + name, labels) or 0.0
 
-    def _at(self, name: str, labels: Mapping[str, str]) -> Any:
+    def _at(self, name: str, labels: Mapping[str, str]) -> _Series:
         """The series; it is checked against the table once and found again afterwards."""
         key = (name, *labels.items())
-        made = self._checked.get(key)
+        made = self._series.get(key)
         if made is None:
-            made = self._checked[key] = self._check(name, labels)
+            made = self._series[key] = self._check(name, labels)
         return made
 
-    def _check(self, name: str, labels: Mapping[str, str]) -> Any:
+    def _check(self, name: str, labels: Mapping[str, str]) -> _Series:
         spec = _BY_NAME[_P + name]
         if set(labels) != set(spec.labels):
             raise ValueError(f"{spec.name} has the labels {sorted(spec.labels)}")
         for label, value in labels.items():
             if value not in spec.labels[label]:
                 raise ValueError(f"{value!r} is not a value of {spec.name}.{label}")
-        made = self._made[spec.name]
-        return made.labels(**labels) if labels else made
+        values = tuple(labels[label] for label in spec.labels)
+        return self._table[spec.name].setdefault(values, _new_series(spec))
 
 
-def _make(spec: MetricSpec, registry: CollectorRegistry) -> Any:
-    names = tuple(spec.labels)
-    if spec.kind == "counter":
-        made: Any = Counter(spec.name.removesuffix("_total"), spec.help, names, registry=registry)
-    elif spec.kind == "gauge":
-        made = Gauge(spec.name, spec.help, names, registry=registry)
-    else:
-        made = Histogram(spec.name, spec.help, names, registry=registry, buckets=spec.buckets)
-    if len(names) == 1:  # every series exists from the start, so that a rate needs no first event
-        for value in spec.labels[names[0]]:
-            made.labels(value)
-    return made
+def _new_series(spec: MetricSpec) -> _Series:
+    return _Series(spec.buckets if spec.kind == "histogram" else ())
+
+
+def _first_series(spec: MetricSpec) -> Iterator[tuple[tuple[str, ...], _Series]]:
+    """Series of one label at most exist from the start, so that a rate needs no first event."""
+    if not spec.labels:
+        yield (), _new_series(spec)
+    elif len(spec.labels) == 1:
+        for value in next(iter(spec.labels.values())):
+            yield (value,), _new_series(spec)
+
+
+class _TableCollector(Collector):
+    """Turns the series into samples when asked."""
+
+    def __init__(self, table: Mapping[str, Mapping[tuple[str, ...], _Series]]) -> None:
+        self._table = table
+
+    def collect(self) -> Iterable[Metric]:
+        for name, series in self._table.items():
+            spec = _BY_NAME[name]
+            labels = tuple(spec.labels)
+            if spec.kind == "histogram":
+                histogram = HistogramMetricFamily(name, spec.help, labels=labels)
+                for values, one in series.items():
+                    histogram.add_metric(values, one.buckets(), one.value)
+                yield histogram
+                continue
+            made = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
+            family = made(name, spec.help, labels=labels)
+            for values, one in series.items():
+                family.add_metric(values, one.value)
+            yield family
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
 
 
 _ENGINE_GAUGES = {

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +48,15 @@ class Batch:
     """How much of that time the model worked."""
     fill: Callable[[], None] | None = None
     """Waits, in a thread, for media that a device is still copying."""
+
+
+class _Written(NamedTuple):
+    """A block as it was written. ``took_s``: the encoding with the wait for a thread, ``worked_s`` without."""
+
+    encoded: list[EncodedFrame]
+    took_s: float
+    worked_s: float
+    batch: Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,32 +217,35 @@ class Sender:
             self.outbox.wake()
             return
         messages: list[str | bytes] = []
-        measured: list[float] = []
+        blocks: list[_Written] = []
         try:
             while (item := self.outbox.first) is not None and self._is_quick(item):
                 self.outbox.pop()
-                messages += self._made(item, measured)
+                messages += self._made(item, blocks)
         except Exception as error:  # ours; the caller is a callback of the engine's answer, or the driver of a block
             self.outbox.put_first(Fault(error))
         if messages and not self._transport.put(messages):
             self.outbox.put_first(Stamped(messages))
-        for ideal_s in measured:
-            self._measure(ideal_s)
+        self._account(blocks)
         self.outbox.wake()
 
     def _is_quick(self, item: Item) -> bool:
         """Nothing has to be waited for, and the connection goes on behind it."""
-        if isinstance(item, Batch):
-            if item.replay or item.fill is not None:
+        if not isinstance(item, Batch):
+            return not isinstance(item, Close | Stamped | Fault) and close_code(item) is None
+        if item.replay or item.fill is not None:
+            return False
+        media: list[object] = []
+        for entry in item.entries:
+            if isinstance(entry, FrameEntry):
+                media.append(entry.media)
+            elif close_code(entry.message) is not None:
                 return False
-            if any(isinstance(e, ControlEntry) and close_code(e.message) is not None for e in item.entries):
-                return False
-            media = [entry.media for entry in item.entries if isinstance(entry, FrameEntry)]
-            return not media or (self.lane is not None and self.lane.is_quick(_arrays(media)))
-        return not isinstance(item, Close | Stamped | Fault) and close_code(item) is None
+        return not media or (self.lane is not None and self.lane.is_quick(_arrays(media)))
 
-    def _made(self, item: Item, measured: list[float]) -> list[str | bytes]:
-        """The wire's messages of an item for which :meth:`_is_quick` holds; nothing when the connection is over."""
+    def _made(self, item: Item, blocks: list[_Written]) -> list[str | bytes]:
+        """The wire's messages of an item for which :meth:`_is_quick` holds, and its blocks; nothing when the connection is
+        over."""
         if self._side.state is WireState.CLOSED:
             return []
         if not isinstance(item, Batch):
@@ -248,9 +261,7 @@ class Sender:
             encoded = self.lane.encode_now(_arrays([frame.media for frame in frames]), key=self._want_key)
             took_s = time.perf_counter() - begun
             messages += self._stamped(ahead, head, frames, encoded, took_s, item)
-            ideal_s = self._account(frames, encoded, item)
-            if ideal_s is not None:
-                measured.append(ideal_s)
+            blocks.append(_Written(encoded, took_s, self.lane.worked_s, item))
         return messages
 
     # -- with waiting --------------------------------------------------------------------------------------------------
@@ -290,10 +301,9 @@ class Sender:
         async with self._lock:
             if self._side.state is WireState.CLOSED:
                 return
+            worked_s = self.lane.worked_s
             await self._transport.send(*self._stamped(ahead, head, frames, encoded, took_s, batch))
-        ideal_s = self._account(frames, encoded, batch)
-        if ideal_s is not None:
-            self._measure(ideal_s)
+        self._account([_Written(encoded, took_s, worked_s, batch)])
 
     # -- both ----------------------------------------------------------------------------------------------------------
 
@@ -330,7 +340,6 @@ class Sender:
     ) -> list[str | bytes]:
         """The wire's messages of a block that is encoded and about to be written."""
         self._want_key = False
-        self._metrics.observe("encode_seconds", took_s, format=self.format)
         if batch.sent is not None:
             batch.sent()
         messages: list[str | bytes] = [self._side.send(message) for message in ahead]
@@ -342,17 +351,17 @@ class Sender:
             messages.append(self._side.send_frame(header, payload))
         return messages
 
-    def _account(self, frames: list[FrameEntry], encoded: list[EncodedFrame], batch: Batch) -> float | None:
-        """Count a block; when it could have been written by now, if it is measured."""
-        self._metrics.count("frames_total", len(frames), format=self.format)
-        self._metrics.count("media_bytes_total", sum(len(frame.payload) for frame in encoded), format=self.format)
-        if batch.since_s is None:
-            return None
-        assert self.lane is not None
-        return batch.since_s + batch.model_s + self.lane.worked_s
-
-    def _measure(self, ideal_s: float) -> None:
-        self._metrics.observe("control_plane_seconds", max(0.0, time.perf_counter() - ideal_s))
+    def _account(self, blocks: Sequence[_Written]) -> None:
+        """Count blocks that were just written, and what they waited for beside the model and the encoder."""
+        written_s, metrics, name = time.perf_counter(), self._metrics, self.format
+        for block in blocks:
+            metrics.observe("encode_seconds", block.took_s, format=name)
+            metrics.count("frames_total", len(block.encoded), format=name)
+            metrics.count("media_bytes_total", sum([len(frame.payload) for frame in block.encoded]), format=name)
+            since_s = block.batch.since_s
+            if since_s is not None:
+                waited_s = written_s - since_s - block.batch.model_s - block.worked_s
+                metrics.observe("control_plane_seconds", max(0.0, waited_s))
 
 
 _Block = tuple[list[AnyServerMessage], Chunk | None, list[FrameEntry]]

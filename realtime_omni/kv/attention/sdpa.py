@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -44,7 +45,6 @@ one token a history can be all runs. Long ones are not, because a gather by inde
 class _Row:
     history: tuple[Run, ...]
     history_tokens: int
-    reserved: tuple[Run, ...]
     tokens: int
     seen_ahead: tuple[Run, ...]
     seen_ahead_tokens: int
@@ -56,7 +56,6 @@ class _Row:
         return cls(
             storage.runs(row.seen),
             row.history_tokens,
-            storage.runs(row.frames),
             row.tokens,
             storage.runs(seen),
             sum(frame.tokens for frame in seen),
@@ -143,18 +142,27 @@ class SdpaPlan:
         self._storage = storage
         self._kernel = kernel
         self._cache_history = cache_history
-        spec = storage.spec
-        self._windows = {
-            window: tuple(_Row.of(row.within(window, spec.sink_frames), storage) for row in rows)
-            for window in {None, *spec.window_of_layers}
-        }
-        self._rows = self._windows[None]
+        self._plans = rows
+        self._reserved = tuple(storage.runs(row.frames) for row in rows)
         self._groups: dict[tuple[tuple[int, ...], bool, bool, int | None], tuple[_Group, ...]] = {}
         self._buffers: dict[tuple[int, tuple[int, ...], bool, int | None], tuple[Tensor, Tensor]] = {}
         self._borrowed: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
         self._slots: dict[tuple[int, bool, int | None], Tensor] = {}
-        self._written = [0] * len(self._rows)
+        self._written = [0] * len(rows)
         self._closed = False
+
+    @cached_property
+    def _windows(self) -> dict[int | None, tuple[_Row, ...]]:
+        """What each row sees, by the layers' windows. A tick that only writes need not walk it."""
+        spec = self._storage.spec
+        return {
+            window: tuple(_Row.of(row.within(window, spec.sink_frames), self._storage) for row in self._plans)
+            for window in {None, *spec.window_of_layers}
+        }
+
+    @cached_property
+    def _rows(self) -> tuple[_Row, ...]:
+        return self._windows[None]
 
     def attend(
         self,
@@ -189,7 +197,7 @@ class SdpaPlan:
     def write(self, layer: int, k: Tensor, v: Tensor, *, rows: Sequence[int]) -> None:
         """See ``AttentionPlan.write``."""
         for position, row in enumerate(rows):
-            self._storage.write(layer, self._rows[row].reserved, k[position], v[position])
+            self._storage.write(layer, self._reserved[row], k[position], v[position])
             self._written[row] |= 1 << layer
 
     def full_window(self, rows: Sequence[int]) -> tuple[int, int] | None:
