@@ -118,7 +118,8 @@ class SessionSection(Section, frozen=True, kw_only=True):
     """How long a session waits for its client to come back after the socket was lost."""
     max_sessions: Count = 8
     horizon_frames: Count | None = None
-    fps: Annotated[float, Meta(gt=0, le=1000)] | None = None
+    fps: Annotated[float, Meta(gt=0, le=240)] | None = None
+    """At most what the world protocol lets a session tell."""
 
 
 class ServerSection(Section, frozen=True, kw_only=True):

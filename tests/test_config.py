@@ -152,6 +152,7 @@ def test_an_override_without_a_name_and_a_value_is_refused(override: str) -> Non
         ("kv: {memory_fraction: 1.01}", "kv.memory_fraction"),
         ("kv: {policy: random}", "kv.policy"),
         ("session: {fps: 0}", "session.fps"),
+        ("session: {fps: 241}", "session.fps"),
         ("server: {port: 65536}", "server.port"),
         ("server: {origins: [1]}", "server.origins"),
         ("device: tpu", "device"),

@@ -7,6 +7,8 @@
 ``geometry``   ``bench.moshi_geometry``: a tick in CUDA graphs, for numbers of calls and depths.
 ``paged``      one layer of one step over pages where they lie: the kernel of ``kv.attention.decode``.
 ``agrees``     captured stages say what plain ones say, greedy, with calls that join, leave and go back.
+``prompted``   calls that begin with a voice's prompt, graphs and plain: milliseconds of a step of all of them; and, greedy in
+               float32 with two layers, whether what they say then is the same.
 ``served``     the served model as an engine runs it, through its runner: windows full of keys, codec's pasts too.
 
 Exit status 0: every part ran and was valid. A part whose memory or time is not enough is one line, and the next part runs.
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -35,6 +38,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from realtime_omni.bench import moshi_geometry, moshi_static
 from realtime_omni.bench.conditions import summary
 from realtime_omni.bench.moshi_geometry import SCALES, draw_weights
+from realtime_omni.engine.batch import BatchRun
 from realtime_omni.engine.consumer import PlannedRow
 from realtime_omni.engine.runner import ModelRunner
 from realtime_omni.kv.attention import decode, open_backend
@@ -47,7 +51,9 @@ from realtime_omni.models.moshi.config import LMConfig
 from realtime_omni.models.moshi.mimi import Mimi
 from realtime_omni.models.moshi.model import Moshi, Settings
 from realtime_omni.models.moshi.network import MoshiLM
+from realtime_omni.models.moshi.prompts import PromptCodes, Voice
 from realtime_omni.models.moshi.sampling import Chance
+from realtime_omni.models.moshi.state import Facts
 from realtime_omni.session.frame import Frame
 from realtime_omni.session.values import ChunkIndex, SessionId, TickRequest
 
@@ -64,6 +70,7 @@ PARTS = (
     "served 64 graphs",
     "served 32 graphs",
     "served 8 plain",
+    "prompted 16",
 )
 H200_BYTES_PER_S = 4.8e12
 START_S = 25.0
@@ -381,15 +388,73 @@ def ticks(runner: ModelRunner, numbers: Mapping[int, int], seed: int) -> None:
         sound = (0.1 * np.random.default_rng((call, index)).standard_normal(samples)).astype(np.float32)
         request = TickRequest(SessionId(str(call)), "", ChunkIndex(index), (), None, (), frame=Frame(sound))
         rows.append(PlannedRow(request, ("speech",)))
-    run = runner.plan(rows)
+    settled(runner.plan(rows), len(rows))
+
+
+def settled(run: BatchRun, rows: int) -> None:
     while run.advance():
         pass
-    for row in range(len(rows)):
+    for row in range(rows):
         outcome = run.outcome(row)
         if isinstance(outcome, Exception):
             raise outcome
         run.precommit(row)
         run.commit(row)
+
+
+def prompted(args: argparse.Namespace, calls: int) -> bool:
+    torch.backends.cudnn.allow_tf32 = False
+    full = SCALES[args.scale][0]
+    config = msgspec.structs.replace(full, dep_q=2 * full.own_streams)  # a PersonaPlex
+    shallow = msgspec.structs.replace(config, num_layers=2, context=min(full.context, 64))
+    greedy = Settings(
+        Chance(0.0, 0), Chance(0.0, 0), codes=PromptCodes((1,) * full.own_streams, (2,) * full.own_streams)
+    )
+    told: dict[str, Any] = {}
+    rings: list[list[int]] = []
+    for size, kind in ((shallow, torch.float32), (config, getattr(torch, args.dtype))):
+        for speed in ("plain", "graphs"):
+            model = random_model(args, size, greedy, calls if speed == "graphs" else None, kind)
+            step_ms, ring = begun(args, model, calls, kind)
+            if size is config:
+                told[f"{speed}_step_ms"] = step_ms
+            else:
+                rings.append(ring)
+            del model
+    say("prompted", calls=calls, **told, equal=rings[0] == rings[1])
+    return rings[0] == rings[1]
+
+
+def begun(args: argparse.Namespace, model: Moshi, calls: int, kind: torch.dtype) -> tuple[float, list[int]]:
+    """Milliseconds of a prompt's step, and what the calls' streams hold after three frames more."""
+    steps = 40
+    codes = torch.arange(steps * model.lm.config.own_streams) % model.lm.config.card
+    model._voices["one"] = Voice(None, codes.view(steps, -1))
+    runner = random_runner(args, model, calls, kind)
+    for call in range(calls):
+        runner.open(SessionSetup(SessionId(str(call)), None, call))
+        resident = runner.resident(SessionId(str(call)))
+        resident.state = replace(resident.state, facts=Facts(voice="one", begun=True))
+        resident.needs_prefill = True
+        resident.own = runner.measured(resident.state)
+        runner.count(resident)
+    took: list[float] = []
+    for _ in range(steps):
+        began_s = time.perf_counter()
+        prefilled(runner, calls)
+        took.append((time.perf_counter() - began_s) * 1000)
+    for frame in range(3):
+        while runner.resident(SessionId("0")).needs_prefill:
+            prefilled(runner, calls)
+        ticks(runner, dict.fromkeys(range(calls), frame), frame)
+    states = [runner.resident(SessionId(str(call))).state.ring for call in range(calls)]
+    return round(statistics.median(took[5:]), 2), torch.stack(states).flatten().tolist()
+
+
+def prefilled(runner: ModelRunner, calls: int) -> None:
+    """One step of every call's prompt."""
+    requests = [TickRequest(SessionId(str(call)), "", ChunkIndex(0), (), None, ()) for call in range(calls)]
+    settled(runner.prefill([PlannedRow(request, ()) for request in requests]), calls)
 
 
 # -- keys and values on pages ------------------------------------------------------------------------------------------
@@ -436,6 +501,8 @@ def one(args: argparse.Namespace) -> int:
             return int(not geometry(args, int(rest[0]), int(rest[1]), (*rest, "static")[2]))
         if kind == "paged":
             return int(not paged(args, int(rest[0])))
+        if kind == "prompted":
+            return int(not prompted(args, int(rest[0])))
         if kind == "agrees":
             return int(not agrees(args))
         return int(not served(args, int(rest[0]), rest[1]))

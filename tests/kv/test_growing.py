@@ -150,6 +150,7 @@ def test_passes_through_rooms_see_and_leave_what_plain_ones_do() -> None:
                 if one_by_one:
                     assert rooms is not None
                     rooms.place(rows, plan.columns(rows), 3)
+                    rooms.look(3)
                 for layer in range(LAYERS):
                     q, k, v = (torch.stack([x[layer] * (1 + row) for row in rows]) for x in drawn)
                     if not one_by_one:

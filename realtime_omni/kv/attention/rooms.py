@@ -34,8 +34,8 @@ class Rooms:
         self.rows = rows
         self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
         self._slots = torch.arange((rows + 1) * tokens, dtype=torch.int32, device=device).view(rows + 1, tokens)
-        self._at = torch.full((rows,), rows, dtype=torch.int64, device=device)
-        self._columns = torch.zeros_like(self._at)
+        self._places = torch.zeros(2, rows, dtype=torch.int64, device=device)
+        self._places[0] = rows
         self._lengths = torch.ones(rows, dtype=torch.int32, device=device)
         self._tables = self._slots[-1:].repeat(rows, 1)
 
@@ -51,17 +51,21 @@ class Rooms:
         """The next pass is over ``padded`` rows: the named ones first, each of whose tokens stands in its column and sees all
         before it, then nobody's."""
         spare = padded - len(rows)
-        self._at[:padded].copy_(torch.tensor([*rows, *[self.rows] * spare]))
-        self._columns[:padded].copy_(torch.tensor([*columns, *[0] * spare]))
-        torch.index_select(self._slots, 0, self._at[:padded], out=self._tables[:padded])
-        self._lengths[:padded].copy_(self._columns[:padded] + 1)
+        placed = torch.tensor([[*rows, *[self.rows] * spare], [*columns, *[0] * spare]])
+        self._places[:, :padded].copy_(placed)
+
+    def look(self, count: int) -> None:
+        """Begin a pass over the first ``count`` rows that were placed. May be captured, as :meth:`attend`."""
+        at, columns = self._places[:, :count]
+        torch.index_select(self._slots, 0, at, out=self._tables[:count])
+        self._lengths[:count].copy_(columns + 1)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [B, 1, heads, head_dim], k and v [B, 1, kv_heads, head_dim] of the rows that were placed, rotated; returns q's
-        shape. May be captured."""
+        shape."""
         count = len(q)
-        at, columns = self._at[:count], self._columns[:count]
+        at, columns = self._places[:, :count]
         keys, values = self.keys[layer], self.values[layer]
         keys[at, columns], values[at, columns] = k[:, 0], v[:, 0]
         tables, lengths = self._tables[:count], self._lengths[:count]
-        return attention(q[:, 0], keys.flatten(0, 1), values.flatten(0, 1), tables, lengths)[:, None]
+        return attention(q[:, 0].contiguous(), keys.flatten(0, 1), values.flatten(0, 1), tables, lengths)[:, None]

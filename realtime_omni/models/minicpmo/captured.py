@@ -65,6 +65,7 @@ class Steps:
         return found
 
     def _work(self, size: int) -> None:
+        self.rooms.look(size)
         hidden = self._decoder(self._x[:size, None], self._positions[:size, None], self.rooms.attend)
         self._hidden[:size].copy_(hidden[:, 0])
 

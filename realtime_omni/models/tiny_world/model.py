@@ -62,7 +62,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The recipe's ``options``. ``steps``: denoise passes per block (default: what the weights were made for)."""
 
     steps: int | None = None
-    fps: float = FPS
+    fps: Annotated[float, Meta(gt=0, le=120)] = FPS
 
 
 @dataclass(frozen=True, slots=True)

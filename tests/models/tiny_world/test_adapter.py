@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from kv.dense_reference import DenseCache
+from realtime_omni.config import Config
 from realtime_omni.errors import ArgumentError, ConfigError
 from realtime_omni.models.common.keys import HELD, KEYS, TRACK
 from realtime_omni.models.common.noise import block_noise
@@ -297,6 +298,13 @@ def test_an_event_is_understood_by_title_or_refused(starts: dict[str, np.ndarray
 def test_the_number_of_steps_has_bounds(starts: dict[str, np.ndarray], steps: int) -> None:
     with pytest.raises(ConfigError):
         TinyWorld(small_net(), options=Options(steps=steps))
+
+
+@pytest.mark.parametrize("fps", [0, -8.0, 1000])
+def test_the_frame_rate_has_bounds(fps: float) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Config(model="tiny-world", options={"fps": fps}).options_as(Options)
+    assert refused.value.path == "options.fps"
 
 
 @pytest.mark.parametrize("steps", [1, 3])
