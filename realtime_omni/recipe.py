@@ -34,7 +34,6 @@ _MAX_VALUES = 10_000
 """Of one text, aliases written out: a few lines of them can stand for billions."""
 _MAX_BYTES = 1 << 20
 """Of one recipe; the scanner is slow, and no recipe is longer than a few pages."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
@@ -108,11 +107,7 @@ def find_recipe(name: str) -> Path | None:
     """The recipe ``name`` stands for: a path to a YAML file, or a bundled recipe's name. None when there is none."""
     if name.endswith((".yaml", ".yml")):
         return Path(name)
-    if _NAME.fullmatch(name):
-        bundled = recipe_folder() / f"{name}.yaml"
-        if bundled.is_file():
-            return bundled
-    return None
+    return recipe_folder() / f"{name}.yaml" if name in bundled_recipes() else None
 
 
 def bundled_recipes() -> tuple[str, ...]:

@@ -312,6 +312,7 @@ def test_a_target_is_a_recipe_file_a_bundled_name_or_a_model(tmp_path: Path) -> 
         model="my.package:Model", server=ServerSection(port=7)
     )
     assert find_recipe("../pyproject") is None
+    assert find_recipe("a" * 300) is None
 
 
 # -- the stalled-input knob ----------------------------------------------------------------------------------------

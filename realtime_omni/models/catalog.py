@@ -64,15 +64,16 @@ def load_class(name: str) -> type[Any]:
     """Raises ConfigError (``model_unknown``) naming what exists."""
     module_name, _, attribute = locate(name).partition(":")
     try:
-        found = getattr(import_module(module_name), attribute)
-    except ImportError as error:
+        module = import_module(module_name)
+    except Exception as error:  # it may be the user's own file, with whatever mistake
         raise ConfigError(
             f"model {name!r} cannot be imported: {error}", code=ErrorCode.MODEL_UNKNOWN, path="model"
         ) from error
-    except AttributeError:
+    if not hasattr(module, attribute):
         raise ConfigError(
             f"model {name!r}: module {module_name} has no {attribute}", code=ErrorCode.MODEL_UNKNOWN, path="model"
-        ) from None
+        )
+    found = getattr(module, attribute)
     if not isinstance(found, type):
         raise ConfigError(f"model {name!r} is not a class", code=ErrorCode.MODEL_UNKNOWN, path="model")
     return found

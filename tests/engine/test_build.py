@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -100,6 +101,8 @@ def test_an_unknown_model_is_refused_naming_the_known_ones() -> None:
     [
         ("realtime_omni.errors:Missing", "has no Missing"),
         ("no_such_package.module:Model", "cannot be imported"),
+        (":", "cannot be imported: Empty module name"),
+        (".:Model", "cannot be imported"),
         ("realtime_omni.testing.faults:InjectedFault", "lacks"),
         ("realtime_omni.models.catalog:CATALOG", "not a class"),
     ],
@@ -107,6 +110,13 @@ def test_an_unknown_model_is_refused_naming_the_known_ones() -> None:
 def test_a_dotted_name_that_is_no_model_is_refused(name: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         catalog.build(Config(model=name))
+
+
+def test_a_model_whose_file_is_broken_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_world.py").write_text("class World(\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot be imported: .*broken_world\.py, line 1"):
+        catalog.build(Config(model="broken_world:World"))
 
 
 @pytest.mark.parametrize("name", ["null", "realtime_omni.models.null.model:NullWorld"])
