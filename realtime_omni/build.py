@@ -58,17 +58,20 @@ def kv_spec(config: Config, spec: ModelSpec) -> KVSpec:
     kv = spec.kv
     own = kv.model_owned_bytes_per_session
     past = own if spec.past_state_bytes is None else spec.past_state_bytes
-    return replace(
-        kv,
-        sink_frames=kv.sink_frames if config.kv.sink_frames is None else config.kv.sink_frames,
-        window_frames=kv.window_frames if config.kv.window_frames is None else config.kv.window_frames,
-        page_tokens=kv.page_tokens if config.kv.page_tokens is None else config.kv.page_tokens,
-        rewind_blocks=config.kv.rewind_blocks,
-        model_owned_bytes_per_session=own + (config.kv.rewind_blocks * past if spec.rollback_safe else 0),
-        requested_sessions=config.kv.requested_sessions,
-        max_in_flight=1 if spec.serial else config.engine.max_batch,
-        dtype_bytes=DTYPE_BYTES[config.dtype],
-    )
+    try:
+        return replace(
+            kv,
+            sink_frames=kv.sink_frames if config.kv.sink_frames is None else config.kv.sink_frames,
+            window_frames=kv.window_frames if config.kv.window_frames is None else config.kv.window_frames,
+            page_tokens=kv.page_tokens if config.kv.page_tokens is None else config.kv.page_tokens,
+            rewind_blocks=config.kv.rewind_blocks,
+            model_owned_bytes_per_session=own + (config.kv.rewind_blocks * past if spec.rollback_safe else 0),
+            requested_sessions=config.kv.requested_sessions,
+            max_in_flight=1 if spec.serial else config.engine.max_batch,
+            dtype_bytes=DTYPE_BYTES[config.dtype],
+        )
+    except ValueError as error:  # of a geometry: these frames hold no block of this model
+        raise ConfigError(f"kv: {error}", path="kv") from error
 
 
 def ranks_of(config: Config, model: WorldModel) -> Ranks | None:

@@ -112,6 +112,13 @@ def test_a_dotted_name_that_is_no_model_is_refused(name: str, why: str) -> None:
         catalog.build(Config(model=name))
 
 
+def test_a_window_that_holds_no_block_of_the_model_is_refused() -> None:
+    config = msgspec.structs.replace(small_config(), kv=KVSection(memory_bytes=1 << 20, window_frames=1))
+    with pytest.raises(ConfigError, match="window_frames=1 must hold a block") as refused:
+        kv_spec(config, catalog.build(Config(model="null")).spec)
+    assert refused.value.path == "kv"
+
+
 def test_a_model_whose_file_is_broken_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_world.py").write_text("class World(\n")
     monkeypatch.syspath_prepend(tmp_path)
