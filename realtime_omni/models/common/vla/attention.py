@@ -10,6 +10,7 @@ Shape legend: B rows, T prefix tokens, S suffix tokens, h query heads, g key hea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -31,9 +32,16 @@ class Rope:
 
 def rope(positions: Tensor, head_dim: int) -> Rope:
     """Rotary angles of positions [B, T]. In float32, as the reference computes them: float64 would differ by 1e-5 at 900."""
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
-    angles = positions.float()[..., None, None] * (1.0 / ROPE_BASE**exponent)
+    # A compiler computes them where they are used; else they would be four kernels of every denoise step.
+    speeds = _speeds.__wrapped__ if torch.compiler.is_compiling() else _speeds
+    angles = positions.float()[..., None, None] * speeds(head_dim, positions.device)
     return Rope(angles.cos(), angles.sin())
+
+
+@lru_cache(8)
+def _speeds(head_dim: int, device: torch.device) -> Tensor:
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+    return 1.0 / ROPE_BASE**exponent
 
 
 def rotate(x: Tensor, at: Rope) -> Tensor:

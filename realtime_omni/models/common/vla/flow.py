@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -63,7 +64,12 @@ def time_embedding(t: Tensor, width: int, *, min_period: float = MIN_PERIOD, max
     """sin then cos [..., width] of times [...] at ``width / 2`` log-spaced periods; float64 inside, float32 out."""
     if width % 2:
         raise ValueError(f"width must be even, not {width}")
-    fraction = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=t.device)
-    period = min_period * (max_period / min_period) ** fraction
-    angle = t.double()[..., None] * (2.0 * math.pi / period)
+    speeds = _speeds.__wrapped__ if torch.compiler.is_compiling() else _speeds  # as in ``attention.rope``
+    angle = t.double()[..., None] * speeds(width // 2, min_period, max_period, t.device)
     return torch.cat((angle.sin(), angle.cos()), dim=-1).float()
+
+
+@lru_cache(8)
+def _speeds(count: int, min_period: float, max_period: float, device: torch.device) -> Tensor:
+    fraction = torch.linspace(0.0, 1.0, count, dtype=torch.float64, device=device)
+    return 2.0 * math.pi / (min_period * (max_period / min_period) ** fraction)
