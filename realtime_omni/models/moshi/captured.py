@@ -25,7 +25,7 @@ from realtime_omni.models.common.capture import Capture, fitting, sizes_up_to
 from realtime_omni.models.moshi.codec import CodecState, Direction
 from realtime_omni.models.moshi.config import MimiConfig
 from realtime_omni.models.moshi.mimi import Mimi
-from realtime_omni.models.moshi.stages import Stages, Thinking, owned
+from realtime_omni.models.moshi.stages import Heard, Rows, Stages, Thinking, owned
 
 
 class CapturedStages(Stages):
@@ -55,27 +55,16 @@ class CapturedStages(Stages):
     def prompt(
         self,
         batch: StepBatch,
-        active: tuple[int, ...],
-        rings: Sequence[Tensor],
-        steps: Sequence[int],
+        rows: Rows,
         columns: Sequence[tuple[list[int], Tensor | None]],
     ) -> list[Tensor]:
-        return self._thinker.prompt(batch.decoding(), active, rings, steps, *self._given(columns, rings[0].device))
+        return self._thinker.prompt(batch.decoding(), rows, *self._given(columns, rows.rings[0].device))
 
     def listen(self, sound: Tensor, states: Sequence[CodecState]) -> tuple[Tensor, list[CodecState]]:
         return self._ears(sound, states)
 
-    def think(
-        self,
-        batch: StepBatch,
-        active: tuple[int, ...],
-        rings: Sequence[Tensor],
-        steps: Sequence[int],
-        user: Tensor,
-        silenced: Sequence[bool],
-        chance: Tensor | None,
-    ) -> tuple[list[Tensor], Tensor]:
-        return self._thinker(batch.decoding(), active, rings, steps, user, silenced, chance)
+    def think(self, batch: StepBatch, rows: Rows, heard: Heard) -> tuple[list[Tensor], Tensor]:
+        return self._thinker(batch.decoding(), rows, heard)
 
     def speak(self, codes: Tensor, states: Sequence[CodecState]) -> tuple[Tensor, list[CodecState]]:
         return self._mouth(codes, states)
@@ -101,63 +90,39 @@ class Thinker:
         self._graphs: dict[int, Callable[[], None]] = {}
         self._prompt_graphs: dict[int, Callable[[], None]] = {}
 
-    def __call__(
-        self,
-        plan: DecodePlan,
-        active: tuple[int, ...],
-        rings: Sequence[Tensor],
-        steps: Sequence[int],
-        user: Tensor,
-        silenced: Sequence[bool],
-        chance: Tensor | None,
-    ) -> tuple[list[Tensor], Tensor]:
-        rows = len(active)
-        graph = self._ready(plan, active, rings, steps, self.graph)
-        self._user[:rows].copy_(user)
-        self._silenced[:rows].copy_(torch.tensor(silenced))
-        if self._chance is not None and chance is not None:
-            self._chance[:rows].copy_(chance)
+    def __call__(self, plan: DecodePlan, rows: Rows, heard: Heard) -> tuple[list[Tensor], Tensor]:
+        count = len(rows.active)
+        graph = self._ready(plan, rows, self.graph)
+        self._user[:count].copy_(heard.user)
+        self._silenced[:count].copy_(torch.tensor(heard.silenced))
+        if self._chance is not None and heard.chance is not None:
+            self._chance[:count].copy_(heard.chance)
         graph()
-        plan.wrote(active)
-        return owned(self._rings[:rows]), self._newest[:rows].clone()
+        plan.wrote(rows.active)
+        return owned(self._rings[:count]), self._newest[:count].clone()
 
-    def prompt(
-        self,
-        plan: DecodePlan,
-        active: tuple[int, ...],
-        rings: Sequence[Tensor],
-        steps: Sequence[int],
-        given: Tensor,
-        embedded: Tensor,
-        instead: Tensor,
-    ) -> list[Tensor]:
+    def prompt(self, plan: DecodePlan, rows: Rows, given: Tensor, embedded: Tensor, instead: Tensor) -> list[Tensor]:
         """See :meth:`.stages.Thinking.prompted`."""
-        rows = len(active)
-        graph = self._ready(plan, active, rings, steps, self.prompt_graph)
-        self._given[:rows].copy_(given)
-        self._embedded[:rows].copy_(embedded)
-        self._instead[:rows].copy_(instead)
+        count = len(rows.active)
+        graph = self._ready(plan, rows, self.prompt_graph)
+        self._given[:count].copy_(given)
+        self._embedded[:count].copy_(embedded)
+        self._instead[:count].copy_(instead)
         graph()
-        plan.wrote(active)
-        return owned(self._rings[:rows])
+        plan.wrote(rows.active)
+        return owned(self._rings[:count])
 
-    def _ready(
-        self,
-        plan: DecodePlan,
-        active: tuple[int, ...],
-        rings: Sequence[Tensor],
-        steps: Sequence[int],
-        graph_of: Callable[[int], Callable[[], None]],
-    ) -> Callable[[], None]:
+    def _ready(self, plan: DecodePlan, rows: Rows, graph_of: Callable[[int], Callable[[], None]]) -> Callable[[], None]:
         """The graph of so many rows, and everything in place that both kinds of step read."""
-        rows, size = len(active), fitting(len(active))
+        count = len(rows.active)
+        size = fitting(count)
         if self._decoding is None or not plan.fits(self._decoding, len(self._steps)):
             self.use(plan.rows(len(self._steps)))
         assert self._decoding is not None
         graph = graph_of(size)  # before anything is filled in: the runs before a capture write
-        plan.fill(self._decoding, active, size)
-        self._steps[:size].copy_(torch.tensor([*steps, *[0] * (size - rows)]))  # at step 0 a ring is not read
-        self._rings[:rows].copy_(torch.stack(list(rings)))
+        plan.fill(self._decoding, rows.active, size)
+        self._steps[:size].copy_(torch.tensor([*rows.steps, *[0] * (size - count)]))  # at step 0 a ring is not read
+        self._rings[:count].copy_(torch.stack(list(rows.rings)))
         return graph
 
     def use(self, memory: DecodeRows) -> None:

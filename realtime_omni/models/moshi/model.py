@@ -44,7 +44,7 @@ from realtime_omni.models.moshi.mimi import Mimi
 from realtime_omni.models.moshi.network import MoshiLM
 from realtime_omni.models.moshi.prompts import PROMPT_CODES, PromptCodes, Voice
 from realtime_omni.models.moshi.sampling import AUDIO, TEXT, Chance, races
-from realtime_omni.models.moshi.stages import Stages, Thinking
+from realtime_omni.models.moshi.stages import Heard, Rows, Stages, Thinking
 from realtime_omni.models.moshi.state import Facts, MoshiState
 from realtime_omni.models.moshi.streams import NOTHING, Streams
 from realtime_omni.models.moshi.text import Pieces
@@ -186,8 +186,7 @@ class Moshi(DuplexBase):
         active = batch.active
         rows = [batch.row(number) for number in active]
         columns = [self._column(row.state.facts) for row in rows]
-        before, steps = [row.state.ring for row in rows], [row.frame_index for row in rows]
-        rings = self._stages.prompt(batch, active, before, steps, columns)
+        rings = self._stages.prompt(batch, _standing(active, rows), columns)
         outputs: dict[int, RowOutput | Exception] = {}
         for number, row, ring in zip(active, rows, rings, strict=True):
             facts = msgspec.structs.replace(row.state.facts, prompted=row.state.facts.prompted + 1)
@@ -312,8 +311,7 @@ class Moshi(DuplexBase):
         chance: Tensor | None = None
         if width:
             chance = torch.stack([races(row.seed, row.tick.chunk_index, draws, width) for row in rows])
-        rings, steps = [row.state.ring for row in rows], [row.frame_index for row in rows]
-        return self._stages.think(batch, active, rings, steps, user, silenced, chance)
+        return self._stages.think(batch, _standing(active, rows), Heard(user, silenced, chance))
 
     def _output(
         self, row: StepRow, following: MoshiState, word: int, sound: Tensor | None, signals: list[Signal]
@@ -327,6 +325,10 @@ class Moshi(DuplexBase):
         audio = self._silence if sound is None or before.muted else sound.numpy().copy()
         facts = msgspec.structs.replace(following.facts, speech=speech)
         return duplex_output(self._duplex, row, audio, tuple(signals), replace(following, facts=facts))
+
+
+def _standing(active: tuple[int, ...], rows: Sequence[StepRow]) -> Rows:
+    return Rows(active, [row.state.ring for row in rows], [row.frame_index for row in rows])
 
 
 def _silent_codes(mimi: Mimi, device: torch.device) -> list[int]:

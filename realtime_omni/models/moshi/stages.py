@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -71,6 +72,24 @@ class Thinking:
         return self.streams.write(rings, steps, given[:, : self.streams.generated])
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a batch that take a step: their numbers, and where each stands, its ring of streams and its step."""
+
+    active: tuple[int, ...]
+    rings: Sequence[Tensor]
+    steps: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a step of theirs is given; see :class:`Thinking`. ``user`` lies on the device, ``chance`` on the CPU."""
+
+    user: Tensor
+    silenced: Sequence[bool]
+    chance: Tensor | None
+
+
 class Stages:
     """Plain calls, kernel by kernel."""
 
@@ -83,22 +102,20 @@ class Stages:
     def prompt(
         self,
         batch: StepBatch,
-        active: tuple[int, ...],
-        rings: Sequence[Tensor],
-        steps: Sequence[int],
+        rows: Rows,
         columns: Sequence[tuple[list[int], Tensor | None]],
     ) -> list[Tensor]:
         """The rings after a step of a prompt whose ``columns`` are :func:`.prompts.column`'s. Writes the active rows' keys and
         values."""
-        attention, device = batch.attention(), rings[0].device
+        device = rows.rings[0].device
         given, embedded, instead = self._given(columns, device)
         after = self._thinking.prompted(
-            torch.stack(list(rings)),
-            torch.tensor(steps, device=device),
+            torch.stack(list(rows.rings)),
+            torch.tensor(rows.steps, device=device),
             given,
             embedded,
             instead,
-            lambda layer, q, k, v: attention.attend(layer, q, k, v, rows=active, commit=True),
+            partial(batch.attention().attend, rows=rows.active, commit=True),
         )
         return owned(after)
 
@@ -116,25 +133,16 @@ class Stages:
         """Sound [B, samples] to codes [B, N], both on the device, and the states after."""
         return run(self._mimi.encode, self._mimi.config, sound, states)
 
-    def think(
-        self,
-        batch: StepBatch,
-        active: tuple[int, ...],
-        rings: Sequence[Tensor],
-        steps: Sequence[int],
-        user: Tensor,
-        silenced: Sequence[bool],
-        chance: Tensor | None,
-    ) -> tuple[list[Tensor], Tensor]:
-        """See :class:`Thinking`; ``user`` on the device, ``chance`` on the CPU. Writes the active rows' keys and values."""
-        attention, device = batch.attention(), user.device
+    def think(self, batch: StepBatch, rows: Rows, heard: Heard) -> tuple[list[Tensor], Tensor]:
+        """What :class:`Thinking` returns. Writes the active rows' keys and values."""
+        device = heard.user.device
         after, newest = self._thinking(
-            torch.stack(list(rings)),
-            torch.tensor(steps, device=device),
-            user,
-            torch.tensor(silenced, device=device),
-            None if chance is None else chance.to(device),
-            lambda layer, q, k, v: attention.attend(layer, q, k, v, rows=active, commit=True),
+            torch.stack(list(rows.rings)),
+            torch.tensor(rows.steps, device=device),
+            heard.user,
+            torch.tensor(heard.silenced, device=device),
+            None if heard.chance is None else heard.chance.to(device),
+            partial(batch.attention().attend, rows=rows.active, commit=True),
         )
         return owned(after), newest
 
