@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import torch
+
+from realtime_omni.errors import ConfigError
 
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 """Rows of a graph."""
@@ -20,6 +23,17 @@ def fitting(rows: int) -> int:
 def sizes_up_to(most: int) -> list[int]:
     """What batches of up to ``most`` rows need."""
     return sorted({*(size for size in SIZES if size < fitting(most)), fitting(most)})
+
+
+def has_kernels(device: str) -> bool:
+    """Whether graphs may read keys where they lie there: on a GPU that takes Triton; on the CPU nothing is captured."""
+    return not device.startswith("cuda") or find_spec("triton") is not None
+
+
+def check_kernels(device: str, path: str) -> None:
+    """Raises ConfigError for the recipe's field ``path``, which asks for graphs that this device has no kernels for."""
+    if not has_kernels(device):
+        raise ConfigError("graphs need Triton, which torch brings for CUDA on Linux", path=path)
 
 
 class Capture:

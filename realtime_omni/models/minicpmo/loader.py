@@ -15,6 +15,7 @@ import torch
 from msgspec import Meta
 
 from realtime_omni.errors import ArgumentError, ConfigError, ErrorCode, OmniError
+from realtime_omni.models.common.capture import check_kernels
 from realtime_omni.models.common.packing import fingerprint_of_files
 from realtime_omni.models.minicpmo.config import Config45, read_config
 from realtime_omni.models.minicpmo.ears import Ears
@@ -77,6 +78,8 @@ def load(config: Config) -> MiniCPMO:
     settings = settings_of(options, config)
     check_window(config, sizes, settings)
     words = TokenizerFile(folder)
+    if options.graphs:
+        check_kernels(config.device, "options.graphs")
     captured_rows = config.engine.max_batch if options.graphs else None
     vocoder = open_vocoder(options, folder, config.device, sizes.audio_tokens - 1, captured_rows)
     with torch.device("meta"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,6 +12,7 @@ import torch
 from msgspec import Meta
 
 from realtime_omni.errors import ConfigError
+from realtime_omni.models.common.capture import check_kernels, has_kernels
 from realtime_omni.models.common.packing import fingerprint_of_files
 from realtime_omni.models.moshi.config import MOSHI_7B, LMConfig, MimiConfig, mimi_config, read_config
 from realtime_omni.models.moshi.mimi import Mimi
@@ -90,10 +90,9 @@ def load(config: Config) -> Moshi:
 
 def _has_graphs(speed: str, device: str) -> bool:
     """Raises ConfigError where graphs are asked for on a GPU and torch has come without Triton."""
-    cuda, triton = device.startswith("cuda"), find_spec("triton") is not None
-    if speed == "graphs" and cuda and not triton:
-        raise ConfigError("graphs need Triton, which torch brings for CUDA on Linux", path="options.speed")
-    return speed == "graphs" or (speed == "auto" and cuda and triton)
+    if speed == "graphs":
+        check_kernels(device, "options.speed")
+    return speed == "graphs" or (speed == "auto" and device.startswith("cuda") and has_kernels(device))
 
 
 def lm_sizes(folder: Path, file: Path) -> LMConfig:
