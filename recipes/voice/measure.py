@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 import wave
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -210,7 +210,9 @@ class User:
         return begins_s + loud[0] * 0.02, begins_s + (loud[-1] + 1) * 0.02
 
 
-async def converse(program: str, turns: int, interruptions: int, overrides: list[str]) -> dict[str, object]:
+async def converse(
+    program: str, questions: Sequence[str], interruptions: int, overrides: list[str]
+) -> dict[str, object]:
     waits: dict[str, list[float]] = {"model": [], "skill": []}
     stops: list[float] = []
     watch, stages = Watch(), dict[str, list[float]]()
@@ -222,7 +224,7 @@ async def converse(program: str, turns: int, interruptions: int, overrides: list
             user = User(call, program, Path(folder))
             tasks = [asyncio.create_task(user.microphone()), asyncio.create_task(user.listen())]
             await asyncio.sleep(1)
-            for question in (*QUESTIONS[:turns], *SKILLS):
+            for question in questions:
                 user.ear = ear = Ear()
                 _, end_s = user.say(question)
                 try:
@@ -283,12 +285,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--user", choices=("flite", "espeak-ng"), default="flite")
     parser.add_argument("--turns", type=int, default=50, help="questions for the language model")
+    parser.add_argument("--skip", type=int, default=0, help="of them first, so that short runs can ask others")
+    parser.add_argument("--skills", type=int, default=len(SKILLS), help="questions for the skills")
     parser.add_argument("--interruptions", type=int, default=10)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE")
     parser.add_argument("--json", action="store_true", help="the report on one line")
     args = parser.parse_args()
+    questions = (*QUESTIONS[args.skip :][: args.turns], *SKILLS[: args.skills])
     load_before = os.getloadavg()[0]
-    report = asyncio.run(converse(args.user, args.turns, args.interruptions, args.set))
+    report = asyncio.run(converse(args.user, questions, args.interruptions, args.set))
     conditions = {"user": args.user, "load_before": load_before, "commit": commit(), **hardware(), **software()}
     print(json.dumps({"conditions": conditions, **report}, indent=None if args.json else 2))
     return 0 if report["valid"] else 1

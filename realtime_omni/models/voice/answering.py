@@ -60,6 +60,23 @@ class Answerer:
         response = board.facts.response
         return None if response is None or _undecided(response) else self._go_on(response)
 
+    @property
+    def waits(self) -> bool:
+        """For the first words of the language model."""
+        response = self._board.facts.response
+        if response is None or response.prompt is None or response.text_only:
+            return False
+        return not response.sounded_ms and self._board.cast.asking.speaks
+
+    def rehearse(self) -> None:
+        """The sound of what is to be said first, as soon as its words are there."""
+        board, response, language = self._board, self._board.facts.response, self._board.cast.language
+        if not self.waits or response is None or response.prompt is None or language is None:
+            return
+        draft = language.draft(response.prompt, response.limit, board.call)
+        for clause in take_clauses(response, draft.text, done=draft.done).clauses:
+            board.cast.asking.clip(clause, call=board.call)
+
     def _hold_place(self, response: Response) -> None:
         """In the conversation: what is said while it sounds comes after it."""
         if response.remember:

@@ -38,6 +38,7 @@ class Asking:
     """See the module docstring."""
 
     def __init__(self, parts: Parts, workshop: Workshop) -> None:
+        """Used by one thread at a time."""
         self._parts = parts
         self._workshop = workshop
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from realtime_omni.duplex.spec import DuplexSpec
 from realtime_omni.models.voice import conversation
+from realtime_omni.models.voice.activity import RATE
 from realtime_omni.models.voice.asking import Asking
 from realtime_omni.models.voice.deciding import Decision, decide
 from realtime_omni.models.voice.lm.language import MOST_TOKENS
@@ -48,6 +49,11 @@ class Board:
     @property
     def facts(self) -> Facts:
         return self.state.facts
+
+    @property
+    def detected_ms(self) -> float:
+        """How far the detector has listened: whole windows."""
+        return self.end_ms - len(self.state.hearing.waiting) / RATE * 1000
 
     @property
     def most_tokens(self) -> int:

@@ -3,7 +3,8 @@
 A tick is bounded: it runs the speech detector for all calls in one batch, looks at what the threads have finished, and puts
 together one frame of sound. Recognition, end-of-turn judgement and synthesis run in the workshop's threads, the language
 model in its own, and all of them are functions of the state (:mod:`.work`). So a state is a value: calls fork, go back and
-are saved while something is being computed for them.
+are saved while something is being computed for them. When a part is ready the next one begins, between two frames, too
+(:mod:`.rehearsing`).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from realtime_omni.models.voice.activity import WINDOW, Hearing
 from realtime_omni.models.voice.asking import Asking
 from realtime_omni.models.voice.board import Cast
 from realtime_omni.models.voice.parts import Parts, VoiceOptions, load_parts
+from realtime_omni.models.voice.rehearsing import Rehearsals
 from realtime_omni.models.voice.scene import Scene
 from realtime_omni.models.voice.state import MOST_HEARD_MS, MOST_UNTOLD, Facts, Sound, VoiceState
 from realtime_omni.models.voice.weights import VOICE_WHEELS, cache_folder
@@ -47,8 +49,11 @@ from realtime_omni.session.values import canonical_json
 if TYPE_CHECKING:
     from realtime_omni.config import Config
 
+FRAME_MS = 40.0
+"""Every decision waits for the end of a frame, half of one on average: when speech began, that it is over, when its answer
+begins to sound. A frame costs a call 0.5 ms of processor time, so shorter ones would be most of the work of many calls."""
 _MOST_SAMPLES = int(MOST_HEARD_MS * 16) + 4096
-_LAYOUT = "voice-3"
+_LAYOUT = "voice-4"
 
 
 class EmbeddedVoice(DuplexBase):
@@ -60,7 +65,7 @@ class EmbeddedVoice(DuplexBase):
         weakref.finalize(self, parts.close)  # its threads end with the last engine that uses this object
         self._fingerprint = _fingerprint(parts)
         self._duplex = DuplexSpec(
-            frame_ms=80.0,
+            frame_ms=FRAME_MS,
             input_rate_hz=16_000,
             output_rate_hz=24_000,
             turn_modes=("semantic", "energy", "client", "model"),
@@ -81,12 +86,16 @@ class EmbeddedVoice(DuplexBase):
             artifacts=(speech_artifact(self._duplex),),
             height=0,
             width=0,
-            fps=12.5,
+            fps=1000 / FRAME_MS,
             frames_per_block=1,
             rollback_safe=True,
             duplex=self._duplex,
         )
-        asking = Asking(parts, Workshop(threads))
+        self._rehearsals = Rehearsals(threaded=threads > 0)
+        weakref.finalize(self, self._rehearsals.close)
+        if parts.language is not None:
+            parts.language.watch(self._rehearsals.notice)
+        asking = Asking(parts, Workshop(threads, self._rehearsals.notice))
         self._cast = Cast(self._duplex, asking, parts.language, parts.skills, now)
         self._silence: Sound = np.zeros(self._duplex.output_samples, np.float32)
         self._silence.setflags(write=False)
@@ -104,6 +113,9 @@ class EmbeddedVoice(DuplexBase):
 
     def open(self, setup: SessionSetup) -> VoiceState:
         return VoiceState(Facts(instructions=setup.prompt))
+
+    def close(self, state: VoiceState) -> None:
+        self._rehearsals.forget(state)
 
     def step(self, batch: StepBatch) -> Step:
         yield Checkpoint("forward", "listen")
@@ -154,11 +166,13 @@ class EmbeddedVoice(DuplexBase):
         frame = row.tick.frame
         assert frame is not None
         start_ms = row.tick.chunk_index * self._duplex.frame_ms
-        scene = Scene(row.state, start_ms, self._cast, row.tick.session_id)
-        for directive in frame.directives:
-            scene.obey(directive)
-        scene.listen(frame.audio, hearing, probabilities)
-        sound = scene.speak()
+        with self._rehearsals.frame(row.tick.session_id, row.state) as state:
+            scene = Scene(state, start_ms, self._cast, row.tick.session_id)
+            for directive in frame.directives:
+                scene.obey(directive)
+            scene.listen(frame.audio, hearing, probabilities)
+            sound = scene.speak()
+            self._rehearsals.leave(row.tick.session_id, scene.rehearsal())
         signals = tuple(scene.signals)
         return duplex_output(self._duplex, row, self._silence if sound is None else sound, signals, scene.state)
 

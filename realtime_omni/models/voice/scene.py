@@ -58,6 +58,12 @@ class Scene:
         """This frame's sound; None: silence."""
         return self._answerer.speak()
 
+    def rehearsal(self) -> Rehearsal | None:
+        """What can go on before the next frame."""
+        if not self._listener.pauses and not self._answerer.waits:
+            return None
+        return Rehearsal(self.state, self._board.start_ms, self._board.cast, self._board.call)
+
     def obey(self, directive: Directive) -> None:
         match directive:
             case Configure():
@@ -108,6 +114,25 @@ class Scene:
             tool_choice=request.tool_choice,
             limit=min(request.max_tokens or most, most),
         )
+
+
+class Rehearsal:
+    """A frame that is never told; see :class:`~realtime_omni.models.voice.rehearsing.Rehearsal`."""
+
+    def __init__(self, begins: VoiceState, start_ms: float, cast: Cast, call: str) -> None:
+        self.begins = begins
+        self._board = Board(begins, start_ms, cast, call)
+
+    @property
+    def state(self) -> VoiceState:
+        return self._board.state
+
+    def go_on(self) -> None:
+        Listener(self._board).rehearse()
+        Answerer(self._board).rehearse()
+
+    def give_up(self) -> None:
+        self._board.drop_guess()
 
 
 def _offered(tools: Sequence[Tool]) -> tuple[Offered, ...]:

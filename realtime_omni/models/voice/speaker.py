@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -67,6 +67,9 @@ class Speaker(Protocol):
 
     def prepare(self, system: str | None, said: Sequence[Said]) -> None:
         """The conversation will go on from here."""
+
+    def watch(self, notice: Callable[[], None]) -> None:
+        """``notice`` is called, by any thread, whenever an answer has grown or ended."""
 
     def drop(self, prompt: Prompt, call: str = ...) -> None:
         """This call does not want the answer any more; who does asks again."""

@@ -44,21 +44,20 @@ class Listener:
     def listen(self, audio: Sound, hearing: Hearing, probabilities: tuple[float, ...]) -> None:
         """``audio``: the frame's; ``hearing``, ``probabilities``: what the detector made of it."""
         board = self._board
-        facts, manners = board.facts, board.facts.manners
-        detected_ms = board.end_ms - len(hearing.waiting) / RATE * 1000
+        facts, manners, before = board.facts, board.facts.manners, board.state.hearing
+        board.state = with_fields(board.state, hearing=hearing)
         if manners.mode == "client":
             ears = replace(facts.ears, voiced=facts.ears.voiced + sum(p >= manners.threshold for p in probabilities))
         else:
-            levels = _levels(np.concatenate((board.state.hearing.waiting, audio)), len(probabilities))
-            ears = listen(facts.ears, probabilities, levels, detected_ms, manners, f"u{facts.utterances}")
+            levels = _levels(np.concatenate((before.waiting, audio)), len(probabilities))
+            ears = listen(facts.ears, probabilities, levels, board.detected_ms, manners, f"u{facts.utterances}")
         if ears.utterance is not None and facts.ears.utterance is None:
             board.set(utterances=facts.utterances + 1)
             board.signals.append(SpeechStarted(ears.utterance, ears.began_ms))
-        board.state = with_fields(board.state, hearing=hearing)
         board.keep(heard=(*board.state.heard, (audio * 32767).astype(np.int16)))
         board.set(ears=ears)
         self._shorten()
-        if manners.mode != "client" and ears.utterance is not None and self._is_over(ears, detected_ms):
+        if manners.mode != "client" and ears.utterance is not None and self._is_over(ears):
             board.signals.append(SpeechStopped(ears.utterance, ears.last_ms))
             self.commit(ears.last_ms, board.end_ms, respond=manners.respond)
         self._understand()
@@ -86,18 +85,38 @@ class Listener:
         start_ms = board.start_ms
         board.set(ears=replace(board.facts.ears, heard_from_ms=start_ms, began_ms=start_ms, voiced=0))
 
-    def _is_over(self, ears: Ears, now_ms: float) -> bool:
-        manners, silence_ms = self._board.facts.manners, now_ms - ears.last_ms
-        if silence_ms < ASK_MS:
+    def _is_over(self, ears: Ears) -> bool:
+        if not self.pauses:
             return False
+        manners, silence_ms = self._board.facts.manners, self._board.detected_ms - ears.last_ms
         asking = self._board.cast.asking
         turn = self._heard_until(ears, ears.last_ms + ASK_MS)
-        heard = asking.words(turn) if ears.voiced >= MIN_VOICED else _SILENT
-        if heard is not None and heard.text and manners.respond:
-            self._speculate(heard.text)
+        heard = self._expect(turn)
         if manners.mode == "energy":
             return silence_ms >= manners.silence_ms
         return silence_ms >= silence_limit_ms(asking.finished(turn), None if heard is None else heard.text, manners)
+
+    @property
+    def pauses(self) -> bool:
+        """Whether the user has stopped for long enough to ask whether that was all."""
+        facts, ears = self._board.facts, self._board.facts.ears
+        if facts.manners.mode == "client" or ears.utterance is None:
+            return False
+        return self._board.detected_ms - ears.last_ms >= ASK_MS
+
+    def rehearse(self) -> None:
+        """In a pause that may be the turn's end: the answer, as far as it can be begun now."""
+        ears = self._board.facts.ears
+        if self.pauses:
+            self._expect(self._heard_until(ears, ears.last_ms + ASK_MS))
+
+    def _expect(self, turn: Kept) -> Heard | None:
+        """What was said; once that is known, the answer to it is begun."""
+        facts = self._board.facts
+        heard = self._board.cast.asking.words(turn) if facts.ears.voiced >= MIN_VOICED else _SILENT
+        if heard is not None and heard.text and facts.manners.respond:
+            self._speculate(heard.text)
+        return heard
 
     def _speculate(self, words: str) -> None:
         """Begin the answer and its sound before it is sure that the turn is over; the same is asked when it is."""

@@ -20,12 +20,14 @@ MOST_KEPT = 256
 class Workshop:
     """Threads and their results. With no threads, work is done when it is asked for: slow ticks, the same every time."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, notice: Callable[[], None]) -> None:
+        """``notice`` is called by a thread when it has done some work."""
+        self._notice = notice
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="voice") if threads else None
         self._known: OrderedDict[Hashable, Future[Any]] = OrderedDict()
 
     def look(self, key: Hashable, work: Callable[[], T], otherwise: T) -> T | None:
-        """The result of ``work``, None while it is being computed, ``otherwise`` where it failed. Called from one thread."""
+        """The result of ``work``, None while it is being computed, ``otherwise`` where it failed. One thread at a time asks."""
         future = self._known.get(key)
         if future is None:
             future = self._known[key] = self._begin(work)
@@ -54,9 +56,12 @@ class Workshop:
                 log.exception("a part of the voice failed")
                 raise
 
+        future: Future[T]
         if self._pool is not None:
-            return self._pool.submit(logged)
-        future: Future[T] = Future()
+            future = self._pool.submit(logged)
+            future.add_done_callback(lambda _: self._notice())
+            return future
+        future = Future()
         try:
             future.set_result(logged())
         except Exception as error:

@@ -72,6 +72,9 @@ class Language:
     def prepare(self, system, said):
         self.reads.append((system, tuple(said)))
 
+    def watch(self, notice):
+        pass  # an answer never grows
+
     def drop(self, prompt, call=""):
         self.dropped.append(prompt)
 

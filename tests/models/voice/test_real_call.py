@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from models.voice.real import spoken
-from models.voice.test_conversation import FRAME_MS, Talk
+from models.voice.test_conversation import FRAME_MS, SAMPLES, Talk
 from realtime_omni.models.voice.model import EmbeddedVoice
 from realtime_omni.models.voice.parts import VoiceOptions, load_parts
 from realtime_omni.models.voice.skills.table import TOOLS
@@ -79,7 +79,7 @@ def test_speech_is_noticed_while_it_speaks_and_what_was_not_heard_is_forgotten(t
     assert not talk.of(ResponseEnded)
     audio = spoken("flite", "Stop.", tmp_path)
     began_ms, heard = talk.frames * FRAME_MS, len(talk.of(SpeechStarted))
-    for part in np.pad(audio, (0, -len(audio) % 1280)).reshape(-1, 1280):
+    for part in np.pad(audio, (0, -len(audio) % SAMPLES)).reshape(-1, SAMPLES):
         talk.frame(part)
         if len(talk.of(SpeechStarted)) > heard:
             break

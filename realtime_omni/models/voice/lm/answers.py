@@ -54,6 +54,8 @@ class Answerer:
         self._names = count()
         self._pinned: str | None = None
         self._closed = False
+        self.notice: Callable[[], None] = _nothing
+        """Called by the thread that works, whenever an answer has grown or ended."""
         self._thread: threading.Thread | None = None
 
     def pin(self, prompt: Sequence[int]) -> None:
@@ -82,11 +84,12 @@ class Answerer:
         reading = next((a for a in self._running.values() if self._unread(a)), None)
         if reading is not None:
             self._guarded([reading], self._read)
-            return True
-        if self._running:
+        elif self._running:
             self._guarded(list(self._running.values()), self._speak)
-            return True
-        return False
+        else:
+            return False
+        self.notice()
+        return True
 
     def start(self, torch_threads: int = 1) -> None:
         """Work in a thread of its own until :meth:`close`; every product of matrices there uses ``torch_threads``."""
@@ -167,3 +170,7 @@ class Answerer:
     def _read_all(self, name: str, prompt: Sequence[int]) -> None:
         while rest := prompt[len(self._sequences.tokens(name)) :]:
             self._sequences.feed({name: rest[: self._sequences.chunk]})
+
+
+def _nothing() -> None:
+    """Nobody watches."""

@@ -7,7 +7,7 @@ prompt is asked for again every tick and does not depend on who asks.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -124,6 +124,9 @@ class Language:
         so_far = self._so_far(system, merged, coming=coming)
         self._answerer.ask((*so_far, *self._tokens.opening("user")), limit=0)
         self._finish()
+
+    def watch(self, notice: Callable[[], None]) -> None:
+        self._answerer.notice = notice
 
     def drop(self, prompt: Prompt, call: str = "") -> None:
         """Nobody wants this answer any more; who does asks again."""

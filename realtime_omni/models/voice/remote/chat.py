@@ -7,7 +7,7 @@ so the same conversation asks the same. llama.cpp's server, vLLM and xllamacpp s
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -153,6 +153,7 @@ class ChatEndpoint:
         self._web = web
         self._settings = settings
         self._asked = Asked(self._begin, patient=patient)
+        self._notice: Callable[[], None] | None = None
 
     @property
     def most_tokens(self) -> int:
@@ -188,6 +189,9 @@ class ChatEndpoint:
     def prepare(self, system: str | None, said: Sequence[Said]) -> None:
         """Nothing: an endpoint keeps no conversation."""
 
+    def watch(self, notice: Callable[[], None]) -> None:
+        self._notice = notice
+
     def drop(self, prompt: Prompt, call: str = "") -> None:
         """The call does not want this answer any more: its connection is closed."""
         self._asked.drop((call, prompt))
@@ -208,7 +212,10 @@ class ChatEndpoint:
         async with self._web.post(self._settings, "/chat/completions", json=body) as response:
             lines = Lines()
             async for piece in pieces(response, _MOST_BYTES):
-                if any(reply.take(event) for event in lines.feed(piece)):
+                over = any(reply.take(event) for event in lines.feed(piece))
+                if self._notice is not None:
+                    self._notice()
+                if over:
                     break
         reply.finish()
 
