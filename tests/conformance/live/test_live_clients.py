@@ -39,7 +39,7 @@ def test_openai_types_accept_every_event(tmp_path: Path) -> None:
         event.get("error", {}).setdefault("message", "")
     file = tmp_path / "events.jsonl"
     file.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
-    result = run("openai", str(SCRIPTS / "validate_live.py"), str(file))
+    result = run("openai", str(SCRIPTS / "validate_live.py"), str(file), timeout_s=110)
     assert result["failed"] == 0, result["first"]
     assert len(result["seen"]) == 19
     assert sum(result["seen"].values()) == len(events) > 10_000
