@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from realtime_omni.engine.accounting import Storages
+from realtime_omni.engine.accounting import Extent
 from realtime_omni.engine.capture import Moment
 from realtime_omni.engine.consumer import PlannedRow
 from realtime_omni.errors import TickError
@@ -47,7 +47,7 @@ class BatchRun:
         self._rewritten: dict[int, tuple[int, ...]] = {}
         self._joined = 0
         self._needs_prefill: dict[int, bool] = {}
-        self._storages: dict[int, Storages] = {}
+        self._extents: dict[int, Extent] = {}
         self._prefill = prefill
         self._forwards = 0
         self._pending: Checkpoint | None = None
@@ -201,7 +201,8 @@ class BatchRun:
         self._reach("commit", (row,))
         output = self._results[row]
         assert isinstance(output, RowOutput)
-        self._storages[row] = self._runner.measured(output.next_state)
+        resident = self._runner.resident(self._planned[row].tick.session_id)
+        self._extents[row] = self._runner.measured(output.next_state, resident.own)
         self._needs_prefill[row] = self._runner.model.needs_prefill(output.next_state)
         if self._deferred(row):
             return
@@ -214,14 +215,18 @@ class BatchRun:
         assert isinstance(output, RowOutput)
         reservation, tick = self._reservations[row], self._planned[row].tick
         resident = self._runner.resident(tick.session_id)
+        forgotten = 0
         if not self._prefill:
-            before = Moment(resident.state, reservation.first_frame, resident.own)
-            resident.remember(tick.chunk_index, before, self._runner.rewind_blocks)
+            before = Moment(resident.state, reservation.first_frame, resident.own.storages)
+            forgotten = resident.remember(tick.chunk_index, before, self._runner.rewind_blocks)
             if self._rewritten[row]:  # what earlier moments saw is not stored any more
                 resident.moments.clear()
         resident.state, resident.needs_prefill = output.next_state, self._needs_prefill[row]
-        resident.own = self._storages[row]
-        self._runner.count(resident)
+        resident.own = self._extents[row]
+        if self._prefill or self._rewritten[row]:
+            self._runner.count(resident)
+        else:
+            self._runner.count_next(resident, forgotten)
         if self._deferred(row):
             self.rollback(row)  # the prefill reserves for itself
             return
@@ -252,7 +257,7 @@ class BatchRun:
                 self._blocks,
                 self._step_rows,
                 self._results,
-                self._storages,
+                self._extents,
                 self._needs_prefill,
                 self._rewritten,
             ):

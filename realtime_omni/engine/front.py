@@ -52,7 +52,7 @@ class Front:
     def _oldest_rewind(self, entry: Entry) -> int | None:
         if not self._consumer.rewind_blocks or not entry.can_rollback:
             return None
-        return min(self._consumer.retained(entry.session.id), default=entry.session.chunk_index)
+        return next(iter(self._consumer.retained(entry.session.id)), entry.session.chunk_index)  # they rise
 
     def ok(self, ticket: int, value: Any = None, entry: Entry | None = None) -> None:
         if ticket:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from realtime_omni.engine.accounting import Census, Holding, MemoryBytes, Storages, storages
+from realtime_omni.engine.accounting import NOTHING, Census, Extent, Holding, MemoryBytes, Storages, measure, storages
 from realtime_omni.engine.batch import BatchRun
 from realtime_omni.engine.capture import Moment, check_parts, put_together, take_apart
 from realtime_omni.engine.consumer import Done, PlannedRow, Release
@@ -50,18 +50,21 @@ class _Resident:
     seed: int
     needs_prefill: bool
     """What the model says of ``state``; asked once."""
-    own: Storages
+    own: Extent
     """What ``state`` keeps alive; measured once."""
     moments: dict[int, Moment] = field(default_factory=dict)
     """The boundaries that a rewind can go back to, by chunk index, rising; the present one is not among them."""
     holding: Holding = field(default_factory=Holding)
     """Of the present state and of all moments; what the census knows of this session."""
 
-    def remember(self, chunk_index: int, moment: Moment, most: int) -> None:
-        """A moment that was the present one, as the boundary before chunk ``chunk_index``; at most ``most`` stay."""
+    def remember(self, chunk_index: int, moment: Moment, most: int) -> int:
+        """A moment that was the present one, as the boundary before chunk ``chunk_index``; at most ``most`` stay. Returns how
+        many do not, the oldest."""
         self.moments[chunk_index] = moment
-        while len(self.moments) > most:
+        forgotten = max(len(self.moments) - most, 0)
+        for _ in range(forgotten):
             del self.moments[next(iter(self.moments))]
+        return forgotten
 
 
 class ModelRunner:
@@ -164,7 +167,7 @@ class ModelRunner:
         resident = self._residents[session_id]
         moment = resident.moments[chunk_index]
         self.book.rewind(session_id, self.book.completed_frames(session_id) - moment.frames)
-        resident.state, resident.needs_prefill, resident.own = moment.state, False, moment.storages
+        resident.state, resident.needs_prefill, resident.own = moment.state, False, Extent(moment.storages)
         resident.moments = {i: m for i, m in resident.moments.items() if i < chunk_index}
         self.count(resident)
 
@@ -200,7 +203,7 @@ class ModelRunner:
         moments = check_parts(record, tensors, self.model, self.storage).moments
         self.model.close(moments[-1].state)
         for moment in moments:
-            self._checked(moment.storages)
+            self._check_size(moment.storages)
 
     def adopt(self, setup: SessionSetup, record: WorkerRecord, tensors: Mapping[str, Tensor], chunk_index: int) -> None:
         self.identity()
@@ -208,12 +211,14 @@ class ModelRunner:
         *past, present = parts.moments
         try:
             for moment in parts.moments:
-                self._checked(moment.storages)
+                self._check_size(moment.storages)
             put_together(setup.session_id, parts, self.book, self.storage)
         except BaseException:
             self.model.close(present.state)
             raise
-        resident = _Resident(present.state, setup.seed, self.model.needs_prefill(present.state), present.storages)
+        resident = _Resident(
+            present.state, setup.seed, self.model.needs_prefill(present.state), Extent(present.storages)
+        )
         completed = self.book.completed_frames(setup.session_id)
         for index, moment in enumerate(past, chunk_index - len(past)):
             if self.book.can_rewind(setup.session_id, completed - moment.frames):
@@ -244,7 +249,7 @@ class ModelRunner:
     def state_bytes(self, session_id: SessionId) -> int:
         """Of the present state and of those that a rewind can go back to; storage that they share is counted once."""
         resident = self._residents.get(session_id)
-        return 0 if resident is None else sum(resident.holding.storages.values())
+        return 0 if resident is None else resident.holding.bytes
 
     def memory(self) -> MemoryBytes:
         page_bytes, scratch = self.book.spec.page_bytes, self.book.spec.scratch_pages * self.book.spec.page_bytes
@@ -259,24 +264,30 @@ class ModelRunner:
             caches=0 if self._caching is None else self._census.bytes_without(storages(self._caching.cached)),
         )
 
-    def measured(self, state: Any) -> Storages:
-        """What a state keeps alive. Raises TickError (``state_too_large``) when that is more than the model has declared,
-        and so more than was planned for."""
-        return self._checked(storages(state))
+    def measured(self, state: Any, before: Extent = NOTHING) -> Extent:
+        """What a state keeps alive; ``before`` as in :func:`~.accounting.measure`. Raises TickError (``state_too_large``) when
+        that is more than the model has declared, and so more than was planned for."""
+        extent = measure(state, before)
+        self._check_size(extent.storages)
+        return extent
 
     def count(self, resident: _Resident) -> None:
         """Tell the census what a session holds now."""
-        resident.holding.update(
-            (resident.own, *(moment.storages for moment in resident.moments.values())), self._census
-        )
+        past = [moment.storages for moment in resident.moments.values()]
+        resident.holding.update((*past, resident.own.storages), self._census)
 
-    def _checked(self, held: Storages) -> Storages:
+    def count_next(self, resident: _Resident, forgotten: int) -> None:
+        """The same after a tick: the present state came, and the oldest moments went."""
+        resident.holding.push(resident.own.storages, self._census)
+        for _ in range(forgotten):
+            resident.holding.drop_oldest(self._census)
+
+    def _check_size(self, held: Storages) -> None:
         size, limit = sum(held.values()), self.spec.kv.model_owned_bytes_per_session
         if size > limit:
             raise TickError(
                 f"the model's state has {size} bytes; it declares at most {limit}", code=ErrorCode.STATE_TOO_LARGE
             )
-        return held
 
     def check(self) -> None:
         """Raises AssertionError when the books disagree."""
@@ -284,7 +295,9 @@ class ModelRunner:
         assert set(self.book.sessions) == set(self._residents), "KV places and resident sessions differ"
         for session_id, resident in self._residents.items():
             held = storages((resident.state, [moment.state for moment in resident.moments.values()]))
-            assert held == resident.holding.storages, f"the bytes of session {session_id!r} were not counted"
+            counted = resident.holding
+            assert held == counted.storages, f"the bytes of session {session_id!r} were not counted"
+            assert counted.bytes == sum(held.values()), f"the bytes of session {session_id!r} do not add up"
         self._census.check([r.holding.storages for r in self._residents.values()])
 
     def close(self) -> None:

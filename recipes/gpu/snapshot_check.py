@@ -102,9 +102,9 @@ def check_bytes(model: str, device: str, chunks: int) -> dict[str, Any]:
     gc.collect()
     allocated = torch.cuda.memory_allocated(device) - before
     held = storages(engine.runner)
-    on_host = sum(size for (place, _), size in storages(engine.runner.model).items() if not place.startswith("cuda"))
+    on_host = sum(size for place, size in storages(engine.runner.model).items() if place < 0)
     counted = engine.runner.memory().total - on_host
-    rounding = ROUNDING * sum(place.startswith("cuda") for place, _ in held)
+    rounding = ROUNDING * sum(place >= 0 for place in held)
     return {
         "model": model,
         "counted": counted,

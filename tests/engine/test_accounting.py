@@ -17,7 +17,7 @@ from msgspec.structs import replace as changed
 from torch.profiler import ProfilerActivity, profile
 
 from realtime_omni.config import load
-from realtime_omni.engine.accounting import Census, Holding, _what, storages
+from realtime_omni.engine.accounting import Census, Holding, _what, measure, storages
 from realtime_omni.errors import ErrorCode, OmniError, TickError
 from realtime_omni.models.base import SessionSetup, Step, StepBatch
 from realtime_omni.testing.inline import InlineEngine, small_config
@@ -134,7 +134,7 @@ def test_the_census_is_the_union_of_what_is_held(changes: list[tuple[int, set[in
     census, held = Census(), {n: {} for n in range(4)}
     for holder, keys in changes:
         census.remove(held[holder])
-        held[holder] = {("cpu", key): 10 + key for key in keys}
+        held[holder] = {key: 10 + key for key in keys}
         census.add(held[holder])
         union = {key: size for each in held.values() for key, size in each.items()}
         assert census.bytes == sum(union.values())
@@ -148,9 +148,9 @@ def test_a_holding_that_changes_part_by_part_is_the_union_of_its_parts(
 ) -> None:
     """Sessions whose moments come and go; every second change keeps the parts there were and adds new ones."""
     census, holdings = Census(), [Holding() for _ in range(3)]
-    parts: list[list[dict[tuple[str, int], int]]] = [[], [], []]
+    parts: list[list[dict[int, int]]] = [[], [], []]
     for number, (holder, sets) in enumerate(changes):
-        new = [{("cpu", key): 10 + key for key in keys} for keys in sets]
+        new = [{key: 10 + key for key in keys} for keys in sets]
         parts[holder] = [*parts[holder][1:], *new] if number % 2 else new
         holdings[holder].update(parts[holder], census)
         union = {key: size for each in parts[holder] for key, size in each.items()}
@@ -253,3 +253,41 @@ def test_a_struct_of_plain_values_is_judged_by_its_type_and_any_other_by_what_it
     assert storages(_Plain(parts=(_Plain("x"),))) == {}
     data = np.zeros(5, np.float32)
     assert list(storages(_Open((_Plain(),), [data])).values()) == [20]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=8), min_size=2, max_size=6))
+def test_what_the_state_before_is_known_to_hold_changes_no_measure(states: list[list[tuple[int, bool]]]) -> None:
+    """States of tensors and arrays that come and go, some of them as new views of what others hold."""
+    held: list[Any] = [torch.zeros(4 + n) for n in range(4)] + [np.zeros(3 + n) for n in range(2)]
+    before = measure(None)
+    for picks in states:
+        state = tuple((held[n][1:] if view else held[n],) for n, view in picks)
+        extent = measure(state, before)
+        assert extent.storages == storages(state)
+        assert set(extent.places) == {id(each) for (each,) in state}
+        kept, before = state, extent  # `kept`, because what follows is measured while it lives
+    assert len(kept) == len(states[-1])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.one_of(st.none(), st.sets(st.integers(0, 5))), max_size=30))
+def test_a_holding_whose_moments_come_and_go_one_by_one_is_the_union_of_those_that_are_left(
+    steps: list[set[int] | None],
+) -> None:
+    """None: the oldest goes, where it is not the only one."""
+    census, holding = Census(), Holding()
+    moments: list[dict[int, int]] = [{7: 17}]
+    holding.update(moments, census)
+    for keys in steps:
+        if keys is not None:
+            moments.append({key: 10 + key for key in keys})
+            holding.push(moments[-1], census)
+        elif len(moments) > 1:
+            del moments[0]
+            holding.drop_oldest(census)
+        union = {key: size for each in moments for key, size in each.items()}
+        assert (holding.storages, holding.bytes) == (union, sum(union.values()))
+        census.check([holding.storages])
+    holding.update((), census)
+    assert (holding.storages, holding.bytes, census.bytes) == ({}, 0, 0)

@@ -137,9 +137,7 @@ def test_a_batch_that_never_ends_holds_nothing_of_those_who_left() -> None:
         inline.cycle(2)
         flight = next(iter(inline.engine._flights), None)
         if flight is not None and flight.run is not None:
-            held = (
-                getattr(flight.run, name) for name in ("_planned", "_blocks", "_step_rows", "_results", "_storages")
-            )
+            held = (getattr(flight.run, name) for name in ("_planned", "_blocks", "_step_rows", "_results", "_extents"))
             assert all(len(one) <= 2 for one in held)
     inline.rest()
     assert inline.engine.counters.chunks_committed == 30 - len([e for e in inline.answers().values() if e.error])
