@@ -11,6 +11,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from msgspec import Struct
+
 T = TypeVar("T")
 
 ENTRY_BYTES = 256
@@ -30,8 +32,9 @@ class Lost:
     seq: int
 
 
-@dataclass(slots=True, eq=False)
-class _Entry(Generic[T]):
+class _Entry(Struct, Generic[T], eq=False, gc=False):
+    """Thousands are kept, and an output knows nothing of its entry: no cycle that the garbage collector could find."""
+
     seq: int
     at_s: float
     output: T

@@ -37,8 +37,8 @@ class DuplexOptions:
     journal: JournalLimits = field(default_factory=JournalLimits)
 
 
-class Tick(Struct, frozen=True, eq=False):
-    """One frame of time: what was taken in became this.
+class Tick(Struct, frozen=True, eq=False, gc=False):
+    """One frame of time: what was taken in became this. Plain values, so it is never in a cycle (``gc=False``).
 
     Args:
         number: of the frame; it lasts from ``start_ms`` to ``end_ms`` on the session's clock.

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 
 import numpy as np
@@ -71,7 +70,7 @@ RETAINED_FRAMES = 64
 OF_THE_USER = (SpeechStarted, SpeechStopped, TurnCommitted, InputTranscript, IdleTimeout)
 
 
-class Feed(Struct, frozen=True, eq=False):
+class Feed(Struct, frozen=True, eq=False, gc=False):
     """A frame on its way to the model. ``number``: which frame of the session's clock; ``round`` rises whenever frames are
     fed again, and answers of an earlier round count no more."""
 
@@ -81,8 +80,7 @@ class Feed(Struct, frozen=True, eq=False):
     frame: Frame
 
 
-@dataclass(slots=True)
-class _Fed:
+class _Fed(Struct, eq=False, gc=False):
     """A frame that may be fed again, and the epoch in which it was first."""
 
     frame: Frame

@@ -116,6 +116,7 @@ class Engine:
             budget_s=settings.budget_s,
         )
         self._flights = Flights(consumer, clock, self.counters, self.absorb)
+        self._primary = consumer.spec.primary
         self._prefill_began_s = 0.0
         self._cycle_began_s = self._cycle_took_s = math.inf
 
@@ -363,12 +364,11 @@ class Engine:
         entry.last_used_at_s = now_s
         self.counters.chunks_committed += 1
         used, total = self.consumer.pages()
-        primary = spec.primary
         first, following = spec.pictures_before(tick.chunk_index), spec.pictures_before(tick.chunk_index + 1)
         chunk = Chunk(
             metadata=result.metadata,
             artifacts=artifacts,
-            primary=primary if primary in artifacts else None,
+            primary=self._primary if self._primary in artifacts else None,
             epoch=entry.session.epoch,
             first_frame=first,
             frames=following - first,

@@ -59,21 +59,21 @@ def serve(config: Config, *beside: Config, note: str = "") -> None:
             runner.run(_serve(managers, settings, listener, robots, note))
 
 
-MIDDLE_COLLECTIONS = 100
-"""Between two full ones. Python's ten are some ten seconds of a hundred calls, whose own objects take a full one 50 ms and
-more; in cycles that nobody needs there can be what 700,000 allocations have left, a few hundred calls that ended."""
+YOUNG_OBJECTS = 10_000
+"""New containers before the collector looks at them. A batch of calls makes some thousand and gives them all back, so Python's
+700 are reached forty times a second by nothing that stays: a tick leaves no cycles. Ten times ten of these are before a full
+collection, so garbage in cycles, which ended sessions leave, is bounded by a million objects."""
 
 
 def keep_for_good() -> None:
     """What was made up to now stays until the end, and the garbage collector need not look at it again; at what sessions
-    make it looks all through ten times less often than by itself.
+    make it looks when something may have been left.
 
     Modules and models are 200,000 objects: once in two or three thousand blocks it went through all of them, and everything
     stood still for 0.15 s."""
     gc.collect()
     gc.freeze()
-    young, middle, _ = gc.get_threshold()
-    gc.set_threshold(young, middle, MIDDLE_COLLECTIONS)
+    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -259,8 +259,8 @@ Directive: TypeAlias = (
 )
 
 
-class Frame(Struct, frozen=True, eq=False):
-    """What one tick of a duplex session takes in.
+class Frame(Struct, frozen=True, eq=False, gc=False):
+    """What one tick of a duplex session takes in. Plain values, so it is never in a cycle (``gc=False``).
 
     Args:
         audio: float32 [N], mono, -1..1, N samples at the model's input rate: exactly one frame.

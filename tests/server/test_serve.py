@@ -24,7 +24,7 @@ from realtime_omni.manager import SessionManager
 from realtime_omni.server.clock import LoopClock
 from realtime_omni.server.hub import WorldHub
 from realtime_omni.server.metrics import Metrics
-from realtime_omni.server.run import MIDDLE_COLLECTIONS, keep_for_good, serve
+from realtime_omni.server.run import YOUNG_OBJECTS, keep_for_good, serve
 from realtime_omni.server.settings import ServerSettings
 from realtime_omni_protocols.openpi import PATH as ROBOT_PATH
 from realtime_omni_protocols.openpi import pack, unpack
@@ -65,7 +65,7 @@ def test_the_garbage_collector_passes_over_what_was_made_before_serving() -> Non
         keep_for_good()
         assert gc.get_freeze_count() > 10_000
         assert len(gc.get_objects()) < gc.get_freeze_count() / 10
-        assert gc.get_threshold() == (*thresholds[:2], MIDDLE_COLLECTIONS), "and seldom looks at all that is not"
+        assert gc.get_threshold() == (YOUNG_OBJECTS, *thresholds[1:]), "and seldom looks at what is not"
     finally:
         gc.unfreeze()
         gc.set_threshold(*thresholds)
