@@ -61,8 +61,8 @@ def serve(config: Config, *beside: Config, note: str = "") -> None:
 
 YOUNG_OBJECTS = 10_000
 """New containers before the collector looks at them. A batch of calls makes some thousand and gives them all back, so Python's
-700 are reached forty times a second by nothing that stays: a tick leaves no cycles. Ten times ten of these are before a full
-collection, so garbage in cycles, which ended sessions leave, is bounded by a million objects."""
+700 are reached twenty times a second by nothing that stays: a tick leaves no cycles. Ten times ten of these are before a
+full collection, so garbage in cycles, which ended sessions leave, is bounded by a million objects."""
 
 
 def keep_for_good() -> None:
