@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from models.minicpmo.tiny import checkpoint, recipe
+from models.minicpmo.tiny import checkpoint, recipe, with_vocoder
 from realtime_omni.engine import commands as c
 from realtime_omni.errors import OmniError
 from realtime_omni.models import catalog
 from realtime_omni.models.minicpmo.model import MiniCPMO
 from realtime_omni.session.frame import Cancel, Directive, Frame, Respond
 from realtime_omni.session.values import Chunk, SessionId
+from realtime_omni.testing.check_model import check_model
 from realtime_omni.testing.faults import inject
 from realtime_omni.testing.inline import InlineEngine
 
@@ -28,6 +29,20 @@ def _one_thread() -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoint(tmp_path_factory.mktemp("minicpm") / "tiny", talkative=4.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("own", [False, True])
+def test_every_rule_of_a_model_holds_with_graphs(tmp_path: Path, own: bool) -> None:
+    """With a hum, and with the checkpoint's kind of vocoder; half a minute of a core each."""
+    made = checkpoint(tmp_path / "tiny", talkative=4.0)
+    options = {"vocoder": "", "vocoder_options": {"steps": 2}} if own else {}
+    folder = with_vocoder(made) if own else made
+    report = check_model(
+        recipe(folder, graphs=True, unit_words=4, code_temperature=0.0, code_repetition=1.0, **options)
+    )
+    assert report.passed, str(report)
 
 
 class Conversation:

@@ -16,6 +16,8 @@ from models.minicpmo.tiny import checkpoint, recipe, with_vocoder
 from realtime_omni.build import kv_spec
 from realtime_omni.errors import ConfigError
 from realtime_omni.models import catalog
+from realtime_omni.models.minicpmo.model import MiniCPMO
+from realtime_omni.models.minicpmo.mouth import Job
 from realtime_omni.models.minicpmo.vocoder import convert
 from realtime_omni.models.minicpmo.vocoder.convert import convert_weights
 from realtime_omni.session.frame import Respond
@@ -48,6 +50,23 @@ def test_a_call_speaks_and_goes_on_alike_when_it_was_saved_in_a_turn(folder: Pat
     engine.restore(engine.snapshot("a"), "b")
     for number in (7, 8):
         assert np.array_equal(speech(hear(engine, "a", number)), speech(hear(engine, "b", number)))
+
+
+@torch.no_grad()
+def test_on_a_cpu_a_calls_sound_is_bit_for_bit_what_it_is_alone(folder: Path) -> None:
+    """In float32, where a second of phase makes 1e-2 of a product's last digit."""
+    model = catalog.build(recipe(folder, **OWN))
+    assert isinstance(model, MiniCPMO)
+    vocoder = model._vocoder
+    alone, together = ([vocoder.begin(None)] * 3 for _ in range(2))
+    for second in range(2):
+        jobs = [tuple((5 * row + second + code) % 40 for code in range(28)) for row in range(3)]
+        made = vocoder.sound([Job(voice, codes, False) for voice, codes in zip(together, jobs, strict=True)])
+        single = [vocoder.sound([Job(voice, codes, False)])[0] for voice, codes in zip(alone, jobs, strict=True)]
+        for (sound, memory), (expected, kept) in zip(made, single, strict=True):
+            assert torch.equal(sound, expected)
+            assert all(torch.equal(memory[name], kept[name]) for name in kept)
+        together, alone = ([memory for _, memory in each] for each in (made, single))
 
 
 def test_a_folder_without_a_converted_vocoder_says_what_to_run(tmp_path: Path) -> None:
