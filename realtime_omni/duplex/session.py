@@ -66,7 +66,7 @@ MOST_REQUESTED = 32
 """Responses that were asked for and have not begun."""
 MOST_WAITING_DIRECTIVES = 4 * MAX_DIRECTIVES
 RETAINED_FRAMES = 64
-"""Frames that may be fed again: five seconds of 80 ms, more than anybody's playback lags behind."""
+"""Frames that may be fed again: five seconds of 80 ms (two and a half of 40), more than playback lags behind."""
 OF_THE_USER = (SpeechStarted, SpeechStopped, TurnCommitted, InputTranscript, IdleTimeout)
 
 

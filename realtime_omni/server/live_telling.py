@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 USAGE_EVERY_S = 10
 SAY_AGAIN_MS = 5_000.0
 """A trouble with the input that lasts is said again after so long."""
-MOST_FILLED = 25
-"""Ticks whose sound was not kept and is replaced by silence, so that the client's timeline goes on: two seconds of 80 ms."""
+MOST_FILLED_MS = 2_000.0
+"""Of sound that was not kept and is replaced by silence, so that the client's timeline goes on."""
 
 
 class Telling:
@@ -171,7 +171,8 @@ class Telling:
             self._show(tick)
         frame = tick.audio if tick.audio.size else np.zeros(self._voice.spec.output_samples, np.float32)
         missing = tick.number - self._expected
-        for number in range(max(0, missing - MOST_FILLED), missing):
+        most_filled = round(MOST_FILLED_MS / self._voice.spec.frame_ms)
+        for number in range(max(0, missing - most_filled), missing):
             self._sound(np.zeros_like(frame), self._expected + number)
         self._expected = tick.number + 1
         self._sound(frame if self._fixture is None else self._next_of_fixture(len(frame)), tick.number)

@@ -8,7 +8,7 @@ question is asked when the voice has said its answer; then it is interrupted a f
 - ``barge_in_stop_ms``: from the beginning of the user's first 20 ms above -35 dBFS to the last sound of the interrupted answer.
 - ``stages_ms``: of the language model's turns, from the same moment: when its work began and was done, in the pause that ended
   the turn (recognition, judgement, the prompt read, the first clause written, that clause spoken), and when the turn was over.
-  Work is watched at its functions; what lies between two stages is waiting, mostly for the next frame of 80 ms.
+  Work is watched at its functions; what lies between two stages is waiting, mostly for the next frame.
 - ``word_error_rate``: of what was recognised, letters and digits only.
 """
 
