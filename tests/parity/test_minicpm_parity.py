@@ -68,18 +68,21 @@ def test_the_spectrogram_of_a_unit_is_the_references(trace: dict[str, Tensor]) -
         assert float((padded - expected).abs().max()) <= 1e-5, f"unit {number}"
 
 
+@pytest.mark.parametrize("together", [False, True])
 @torch.inference_mode()
 def test_a_streamed_encoder_is_the_whole_clips(
-    networks: tuple[Language, Ears, Talker], trace: dict[str, Tensor]
+    networks: tuple[Language, Ears, Talker], trace: dict[str, Tensor], together: bool
 ) -> None:
     """Second by second, with keys and values of those before: transformers' layers over the whole clip, block-causal; past the
-    end of the table of positions, and with a second call two seconds late in the same batch."""
+    end of the table of positions, and with a second call two seconds late in the same batch, in its own pass and in the
+    same (as on a GPU)."""
     ears, made, late = networks[1], units(9), 2
     assert ears.most_seconds == 4
     pasts: list[tuple[Tensor, ...]] = [(), ()]
     for step in range(len(made) + late):
         due = [call for call in range(2) if 0 <= step - late * call < len(made)]
-        tokens, after = ears.hear([made[step - late * call] for call in due], [pasts[call] for call in due])
+        mels = [made[step - late * call] for call in due]
+        tokens, after = ears.hear(mels, [pasts[call] for call in due], together=together)
         for call, got, past in zip(due, tokens, after, strict=True):
             pasts[call] = past
             assert float((got - trace["heard"][step - late * call]).abs().max()) <= 1e-5, f"step {step} of call {call}"

@@ -45,15 +45,16 @@ class EarLayer(nn.Module):
         self.up, self.up_bias = empty(config.encoder_ffn_dim, width), empty(config.encoder_ffn_dim)
         self.down, self.down_bias = empty(width, config.encoder_ffn_dim), empty(width)
 
-    def forward(self, x: Tensor, heads: int, past: Tensor | None) -> tuple[Tensor, Tensor]:
-        """``past`` [B, 2, P, H, d]. Returns the positions' output, and their keys and values [B, 2, T, H, d]."""
+    def forward(self, x: Tensor, heads: int, past: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """``past`` [B, 2, P, H, d]; ``mask`` bool [B, 1, 1, P + T], True where there is something. Returns the positions'
+        output, and their keys and values [B, 2, T, H, d]."""
         width = x.shape[-1]
         normed = layer_norm(x, (width,), self.norm1, self.norm1_bias, EPSILON)
         q, k, v = linear(normed, self.qkv, self.qkv_bias).view(*x.shape[:2], 3, heads, -1).unbind(2)
         new = torch.stack((k, v), dim=1)
         both = new if past is None else torch.cat((past, new), dim=2)
         keys, values = both.transpose(2, 3).unbind(1)
-        attended = scaled_dot_product_attention(q.transpose(1, 2), keys, values).transpose(1, 2)
+        attended = scaled_dot_product_attention(q.transpose(1, 2), keys, values, attn_mask=mask).transpose(1, 2)
         x = x + linear(attended.flatten(2), self.out, self.out_bias)
         normed = layer_norm(x, (width,), self.norm2, self.norm2_bias, EPSILON)
         return x + linear(gelu(linear(normed, self.up, self.up_bias)), self.down, self.down_bias), new
@@ -85,39 +86,62 @@ class Ears(nn.Module):
         x = gelu(conv1d(mel.to(self.conv1.dtype), self.conv1, self.conv1_bias, padding=1))
         return gelu(conv1d(x, self.conv2, self.conv2_bias, stride=2, padding=1)).transpose(1, 2)
 
-    def encode(self, x: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
+    def encode(self, x: Tensor, past: Tensor | None, lengths: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         """Positions [B, 50, D] behind a past [B, L, 2, P, H, d] to tokens [B, tokens, output], and their keys and values
-        [B, L, 2, 50, H, d]."""
-        before = 0 if past is None else past.shape[3]
-        x = x + self.positions[before : before + x.shape[1]]
+        [B, L, 2, 50, H, d]. ``lengths``: how many of each row's P are there, the last ones; None: all."""
+        before, new_positions = 0 if past is None else past.shape[3], x.shape[1]
+        mask: Tensor | None = None
+        if lengths is None or min(lengths) == before:
+            x = x + self.positions[before : before + new_positions]
+        else:
+            x = x + torch.stack([self.positions[length : length + new_positions] for length in lengths])
+            filled = before - torch.tensor(lengths, device=x.device)
+            mask = torch.arange(before + new_positions, device=x.device) >= filled[:, None, None, None]
         new: list[Tensor] = []
         for index, layer in enumerate(self.layers):
-            x, made = layer(x, self.config.encoder_attention_heads, None if past is None else past[:, index])
+            x, made = layer(x, self.config.encoder_attention_heads, None if past is None else past[:, index], mask)
             new.append(made)
         x = layer_norm(x, x.shape[-1:], self.norm, self.norm_bias, EPSILON)
         x = linear(relu(linear(x, self.project1, self.project1_bias)), self.project2, self.project2_bias)
         return avg_pool1d(x.transpose(1, 2), self.config.pool).transpose(1, 2), torch.stack(new, dim=1)
 
-    def hear(self, mels: Sequence[Tensor], pasts: Sequence[Past]) -> tuple[Tensor, list[Past]]:
+    def hear(
+        self, mels: Sequence[Tensor], pasts: Sequence[Past], *, together: bool | None = None
+    ) -> tuple[Tensor, list[Past]]:
         """A second of every row: mel frames [80, 104], of a call's first second [80, 102], and what the row remembers; to
-        tokens [B, tokens, output] and what it remembers now. Rows that remember as much share a pass."""
-        together: dict[tuple[int, int], list[int]] = {}
+        tokens [B, tokens, output] and what it remembers now. ``together``: all rows share a pass, what is remembered filled
+        up and masked; False: those that remember as much; None: on a GPU, where a pass costs its launches."""
         kept = [past if len(past) < self.most_seconds else () for past in pasts]
-        for row, (mel, past) in enumerate(zip(mels, kept, strict=True)):
-            together.setdefault((mel.shape[1], len(past)), []).append(row)
+        if self.positions.is_cuda if together is None else together:
+            groups = [list(range(len(mels)))]
+        else:
+            alike: dict[tuple[int, int], list[int]] = {}
+            for row, (mel, past) in enumerate(zip(mels, kept, strict=True)):
+                alike.setdefault((mel.shape[1], len(past)), []).append(row)
+            groups = list(alike.values())
         out: dict[int, Tensor] = {}
         after: dict[int, Past] = {}
-        for (frames, seconds), rows in together.items():
-            x = self.convolve(torch.stack([mels[row] for row in rows]))
-            left = (frames - 2 * POSITIONS) // 2 - 1  # positions that belong to the neighbour
-            stacked = torch.stack([torch.cat(kept[row], dim=2) for row in rows]) if seconds else None
-            tokens, new = self.encode(x[:, left : left + POSITIONS], stacked)
+        for rows in groups:
+            x = self._entered([mels[row] for row in rows])
+            tokens, new = self.encode(x, *_filled([kept[row] for row in rows]))
             for place, row in enumerate(rows):
                 out[row], after[row] = (
                     tokens[place],
                     (*kept[row], new[place].clone()),
                 )  # a view would keep the batch alive
         return torch.stack([out[row] for row in range(len(mels))]), [after[row] for row in range(len(mels))]
+
+    def _entered(self, mels: Sequence[Tensor]) -> Tensor:
+        """Each row's own positions [B, 50, D], without their place."""
+        alike: dict[int, list[int]] = {}
+        for row, mel in enumerate(mels):
+            alike.setdefault(mel.shape[1], []).append(row)
+        out: dict[int, Tensor] = {}
+        for frames, rows in alike.items():
+            left = (frames - 2 * POSITIONS) // 2 - 1  # positions that belong to the neighbour
+            x = self.convolve(torch.stack([mels[row] for row in rows]))[:, left : left + POSITIONS]
+            out |= dict(zip(rows, x, strict=True))
+        return torch.stack([out[row] for row in range(len(mels))])
 
     def clip(self, mel: Tensor) -> Tensor:
         """Tokens [n, output] of a clip's mel frames [80, F]; at most 30 s, whole seconds see those before them."""
@@ -129,3 +153,18 @@ class Ears(nn.Module):
             past = new if past is None else torch.cat((past, new), dim=3)
             tokens.append(made[0])
         return torch.cat(tokens)
+
+
+def _filled(pasts: Sequence[Past]) -> tuple[Tensor | None, list[int]]:
+    """[B, L, 2, P, H, d] of pasts that are filled up in front, as :meth:`Ears.encode` takes them, and their lengths."""
+    joined = [torch.cat(past, dim=2) if past else None for past in pasts]
+    lengths = [0 if each is None else each.shape[2] for each in joined]
+    there = next((each for each in joined if each is not None), None)
+    if there is None:
+        return None, lengths
+    longest = max(lengths)
+    stacked = there.new_zeros(len(pasts), *there.shape[:2], longest, *there.shape[3:])
+    for row, (each, length) in enumerate(zip(joined, lengths, strict=True)):
+        if each is not None:
+            stacked[row, :, :, longest - length :].copy_(each)
+    return stacked, lengths
