@@ -1,4 +1,4 @@
-"""What people read: links lead somewhere, and nothing that a merge left behind is among it."""
+"""What people read: links lead somewhere, tables are whole, and nothing that a merge left behind is among it."""
 
 from __future__ import annotations
 
@@ -32,3 +32,15 @@ def test_every_link_to_a_file_leads_to_one() -> None:
 def test_no_page_holds_both_sides_of_a_merge() -> None:
     found = [page for page in pages() if LEFT_BY_A_MERGE.search(page.read_text(encoding="utf-8"))]
     assert [str(page.relative_to(ROOT)) for page in found] == []
+
+
+def test_every_table_has_a_header_and_rows_of_its_width() -> None:
+    broken = []
+    for page in pages():
+        outside_code = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for table in re.findall(r"(?:^\|.*\n?)+", outside_code, re.MULTILINE):
+            rows = table.splitlines()
+            widths = {len(re.findall(r"(?<!\\)\|", row)) for row in rows}
+            if len(rows) < 3 or len(widths) > 1 or not re.fullmatch(r"\|[\s:|-]+\|", rows[1]):
+                broken.append(f"{page.relative_to(ROOT)}: {rows[0][:60]}")
+    assert broken == []
