@@ -208,7 +208,8 @@ def rates(
 
 
 def floor_s(work: dict[str, float], speed: dict[str, float], passes: int) -> float:
-    """What the arithmetic of a block takes at these rates."""
+    """What the arithmetic of a block takes at these rates; a clean pass counts as a whole one, though its last
+    layer ends at its keys and values."""
     per_pass = work["linear"] / speed["linear"] + work["attention"] / speed["attention"]
     return passes * per_pass + work["camera"] / speed["linear"]
 
