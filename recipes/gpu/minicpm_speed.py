@@ -7,6 +7,8 @@ One JSON line for each part, number of calls, and with and without graphs (``--g
 
 ``operations``  what torch is asked for in a tick of three calls at the tiny size, a replay counted as one.
 ``equal``       tiny, greedy, in float32: with graphs all calls say in all seconds what they say without.
+``rooms``       one layer's attention of one token a call over full windows of 240 seconds, by the kernel that graphs use and by
+                torch's with a mask: microseconds, share of an H200's memory speed, error.
 ``model``       a tick through the engine, and its stages (with a wait after each). Every call speaks in every second and uses
                 all its words, which random weights do: the most that a tick can cost. The vocoder hums. Histories are as long
                 as the run.
@@ -32,9 +34,11 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from realtime_omni.config import Config, EngineSection, KVSection, SessionSection
+from realtime_omni.kv.attention.rooms import Rooms
 from realtime_omni.models.base import Step, StepBatch
 from realtime_omni.models.common.capture import Capture
 from realtime_omni.models.minicpmo.config import Config45, DecoderConfig, EarConfig
@@ -85,7 +89,9 @@ SPOKEN = 8
 """Seconds of a turn: the first four are not timed."""
 CALLS = (1, 16, 4)
 SECONDS, MEASURED = 14, 8
-PARTS = ("operations", "equal", "model", "vocoder")
+PARTS = ("operations", "equal", "rooms", "model", "vocoder")
+WINDOW = 240 * 32
+H200_BYTES_PER_S = 4.8e12
 MARKS = Marks(
     unit=0, unit_end=1, listen=2, speak=3, tts_bos=4, chunk_eos=5, chunk_tts_eos=6, turn_eos=7, forbidden=(2, 5, 6, 7)
 )
@@ -289,6 +295,51 @@ def operations(graphs: bool) -> dict[str, object]:
     return out | {"a_second_of_sound": asked.count - count + asked.replays - replays}
 
 
+def full_rooms(scale: str, device: str, dtype: str, calls: int) -> dict[str, object]:
+    size, kind, tokens = SCALES[scale].language, getattr(torch, dtype), WINDOW if scale == "real" else 96
+    layers, passes = 2, 20  # two, so that none is found in a cache
+    shape = (size.num_key_value_heads, size.head_dim)
+    rooms = Rooms(layers, calls, tokens, *shape, dtype=kind, device=device)
+    rooms.keys.normal_()
+    rooms.values.normal_()
+    rooms.place(range(calls), [tokens - 1] * calls, calls)
+    rooms.look(calls)
+    q = torch.randn(calls, 1, size.num_attention_heads, size.head_dim, device=device).to(kind)
+    k, v = (torch.randn(calls, 1, *shape, device=device).to(kind) for _ in range(2))
+    mask = torch.ones(calls, 1, 1, tokens, dtype=torch.bool, device=device)
+
+    def masked(layer: int) -> torch.Tensor:
+        keys, values = rooms.keys[layer, :calls], rooms.values[layer, :calls]
+        return scaled_dot_product_attention(
+            q.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, enable_gqa=True
+        )
+
+    out = rooms.attend(0, q, k, v)[0, 0].float()
+    seen = [
+        room[0, 0].float().repeat_interleave(len(q[0, 0]) // shape[0], dim=1) for room in (rooms.keys, rooms.values)
+    ]
+    weights = torch.softmax(torch.einsum("hd,thd->ht", q[0, 0].float(), seen[0]) * size.head_dim**-0.5, dim=-1)
+    expected = torch.einsum("ht,thd->hd", weights, seen[1])
+    error = float((out - expected).abs().max() / expected.abs().max())
+    told: dict[str, object] = {"tokens": tokens, "error": error, "good": error < 0.02}
+    read = 2 * calls * tokens * shape[0] * shape[1] * kind.itemsize
+    for name, each in (("kernel", lambda layer: rooms.attend(layer, q, k, v)), ("masked", masked)):
+
+        def work(each: Callable[[int], torch.Tensor] = each) -> None:
+            for number in range(passes):
+                each(number % layers)
+
+        replay, took = Capture(torch.device(device))(work), list[float]()
+        for _ in range(6):
+            wait(device)
+            began_s = time.perf_counter()
+            replay()
+            wait(device)
+            took.append((time.perf_counter() - began_s) / passes)
+        told[name] = {"us": round(min(took) * 1e6, 1), "of_memory": round(read / min(took) / H200_BYTES_PER_S, 2)}
+    return told
+
+
 def vocoder(scale: str, device: str, dtype: torch.dtype, captured_rows: int | None) -> Token2Wav:
     flow_sizes, hift_sizes = VOCODERS[scale]
     with torch.device("meta"):
@@ -372,6 +423,9 @@ def main() -> int:
         15,
         lambda: equal(build(SCALES["tiny"], args.device, torch.float32, greedy=True), 3, args.device, "float32"),
     )
+    for calls in (1, 16):
+        attention = partial(full_rooms, args.scale, args.device, dtype, calls)
+        part("rooms", 10 if real else 1, torch.no_grad()(attention), calls=calls, dtype=dtype)
     whole: Callable[[int | None], MiniCPMO] | None = None
     for calls in CALLS if real else CALLS[::2]:
         for graphs in ways:
