@@ -25,7 +25,7 @@ LONG = "one two three four five six seven eight nine ten"
 
 
 def puppet(**options):
-    return Talk(Puppet(PuppetOptions(input_rate_hz=16_000, **options)))
+    return Talk(Puppet(PuppetOptions(frame_ms=FRAME_MS, input_rate_hz=16_000, **options)))
 
 
 @pytest.fixture
