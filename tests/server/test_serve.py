@@ -106,7 +106,7 @@ def test_a_public_host_without_a_key_is_refused_with_one_line() -> None:
 def test_an_address_in_use_is_refused_before_the_model_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}.*--port"):
             serve(Config(model="no-such-model", server=ServerSection(port=port)))
 
 

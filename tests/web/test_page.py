@@ -555,3 +555,9 @@ def test_on_its_side_the_place_is_in_a_drawer(open_page: OpenPage, url: str) -> 
     chosen = world.page.locator("#prompts button >> nth=1").get_attribute("data-prompt")
     world.wait(f"s.prompt === {chosen!r}")
     assert not world.page.is_visible("#prompt")
+    world.page.click("#menu")
+    world.page.fill("#prompt", chosen.upper())
+    world.page.press("#prompt", "Enter")
+    world.wait(f"s.prompt === {chosen.upper()!r}")
+    assert not world.page.is_visible("#prompt"), "a place that was typed closes it, too"
+    assert world.page.locator("#prompts button >> nth=1").get_attribute("aria-pressed") == "true"

@@ -64,9 +64,10 @@ export function sentence(code: string): string {
   return CODES[code]?.text ?? `The server reported “${code}”.`;
 }
 
-/** One line: the sentence, and what the server said. */
+/** One sentence, with what the server said in brackets before its full stop. */
 export function explain(code: string, detail: string): string {
-  return detail ? `${sentence(code)} (${detail.replace(/[.\s]+$/, "")})` : sentence(code);
+  const text = sentence(code);
+  return detail ? `${text.replace(/\.$/, "")} (${detail.replace(/[.\s]+$/, "")}).` : text;
 }
 
 export function errorNotice(code: string, detail = ""): Notice {

@@ -48,6 +48,7 @@ export class Panel {
       if (prompt === "") return;
       hooks.onPrompt(prompt);
       this.prompt.blur(); // back to walking
+      this.open(false);
     });
     byId("reset").addEventListener("click", () => hooks.onReset());
     byId("renew").addEventListener("click", () => hooks.onRenew());
@@ -71,6 +72,7 @@ export class Panel {
     });
     const menu = byId("menu");
     menu.addEventListener("click", () => this.open(menu.getAttribute("aria-expanded") !== "true"));
+    byId("fork").addEventListener("click", () => this.open(false)); // two pictures need the room
     document.addEventListener("keydown", (event) => { if (event.key === "Escape") this.open(false); });
   }
 
@@ -137,7 +139,7 @@ export class Panel {
 
   here(prompt: string): void {
     for (const chip of byId("prompts").querySelectorAll("button")) {
-      chip.setAttribute("aria-pressed", String(chip.dataset.prompt === prompt));
+      chip.setAttribute("aria-pressed", String(chip.dataset.prompt?.toLowerCase() === prompt.trim().toLowerCase()));
     }
   }
 

@@ -49,7 +49,7 @@ def nearest_place(prompt: str) -> tuple[int, Place]:
     if not any(score):
         known = ", ".join(p.title.lower() for p in PLACES)
         raise ArgumentError(
-            f"no known place in the prompt; this world knows: {known}", code=ErrorCode.PROMPT_UNKNOWN, path="prompt"
+            f"this world knows {known}; the prompt names none of them", code=ErrorCode.PROMPT_UNKNOWN, path="prompt"
         )
     best = max(range(len(PLACES)), key=lambda i: (score[i], -first[i]))
     return best, PLACES[best]

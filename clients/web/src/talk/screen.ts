@@ -47,7 +47,10 @@ export class Screen {
     for (const question of QUESTIONS) {
       const button = make("button", { type: "button", textContent: question.text });
       button.dataset.question = question.name;
-      button.addEventListener("click", () => wishes.onQuestion(question));
+      button.addEventListener("click", () => {
+        scrollTo(0, 0); // on a phone the questions stand below the captions
+        wishes.onQuestion(question);
+      });
       byId("questions").append(make("li", {}, button));
     }
     this.phase("idle");
