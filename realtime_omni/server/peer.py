@@ -86,6 +86,14 @@ class PeerProtocol(GuardedWebSocket):
 
     async def run_asgi(self) -> None:
         self.scope["state"][PEER_KEY] = self
+        app = self.app
+
+        async def answered(*call: Any) -> None:
+            await app(*call)
+            if self.initial_response is not None:  # a refused upgrade: uvicorn would log that the application forgot it
+                self.handshake_complete = True
+
+        self.app = answered
         await super().run_asgi()
 
     def listen(self, take: Callable[[str | bytes], bool]) -> None:

@@ -200,7 +200,10 @@ async def test_health_models_sessions_metrics_and_the_page(manager: FakeManager)
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/realtime/wrld"])
-async def test_a_websocket_where_there_is_none_is_told_where_they_are(manager: FakeManager, path: str) -> None:
+async def test_a_websocket_where_there_is_none_is_told_where_they_are(
+    manager: FakeManager, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     async with served(manager) as url:
         with pytest.raises(websockets.InvalidStatus) as refused:
             await connect(url.replace("http", "ws") + path)
@@ -208,6 +211,8 @@ async def test_a_websocket_where_there_is_none_is_told_where_they_are(manager: F
     error = json.loads(refused.value.response.body)["error"]
     assert error["code"] == "invalid_argument"
     assert PATH in error["message"]
+    assert PATH in caplog.text, "the operator reads it, too"
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_deleting_a_session_ends_it_and_an_unknown_one_is_404(manager: FakeManager) -> None:
