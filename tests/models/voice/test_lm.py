@@ -103,13 +103,13 @@ def test_a_pass_that_fails_leaves_every_sequence_as_it_was(sequences, tensors, m
     read(sequences, "a", tokens[:8])
     whole = Llama.logits
 
-    def broken(self, tokens, positions, attend):
+    def broken(self, tokens, positions, attend, every):
         def stops(layer, q, k, v):
             if layer == 2:
                 raise RuntimeError("no memory")
             return attend(layer, q, k, v)
 
-        return whole(self, tokens, positions, stops)
+        return whole(self, tokens, positions, stops, every)
 
     monkeypatch.setattr(Llama, "logits", broken)
     with pytest.raises(RuntimeError, match="no memory"):
@@ -194,6 +194,40 @@ def test_answers_are_the_greedy_continuation_alone_or_together(sequences, tensor
     assert [a.tokens for a in together] == wanted
     assert alone.tokens == wanted[0]
     assert sequences.book.pool.shared_pages >= 10
+
+
+@pytest.mark.parametrize("right", [0, 1, 2, 3])
+def test_guessed_tokens_change_no_answer_and_save_passes(sequences, tensors, right):
+    """``right`` of three guesses are, each time."""
+    prompt, passes = words(7, 4), []
+    wanted = greedy(tensors, prompt, 9)
+
+    def guess(asked, tokens):
+        assert list(asked) == prompt
+        assert tokens == wanted[: len(tokens)]
+        ahead = wanted[len(tokens) :][:right]
+        return ahead + [(token + 1) % CONFIG.vocabulary for token in wanted[len(tokens) + right :]][: 3 - right]
+
+    answerer = Answerer(sequences, frozenset(), guess=guess)
+    answer = answerer.ask(prompt, limit=9)
+    while answerer.work():
+        passes.append(len(answer.tokens))
+    assert answer.tokens == wanted
+    assert passes == {0: [*range(1, 10)], 1: [1, 3, 5, 7, 9], 2: [1, 4, 7, 9], 3: [1, 5, 9]}[right]
+
+
+def test_a_stop_ends_an_answer_in_the_middle_of_a_guess(sequences, tensors):
+    prompt = words(7, 4)
+    wanted = greedy(tensors, prompt, 6)
+    stop = wanted[3]
+    answerer = Answerer(sequences, frozenset({stop}), guess=lambda asked, tokens: wanted[len(tokens) :][:3])
+    answer = answerer.ask(prompt, limit=6)
+    run(answerer)
+    assert answer.tokens == wanted[: wanted.index(stop)]
+    assert not answer.failed
+    again = answerer.ask([*prompt, *answer.tokens, *words(3, 9)], limit=3)
+    run(answerer)
+    assert again.tokens == greedy(tensors, again.prompt, 3, {stop})
 
 
 def test_more_questions_than_places_wait_their_turn_and_the_pinned_beginning_stays(sequences, tensors):

@@ -12,13 +12,17 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, takewhile
+from operator import eq
+from typing import TypeAlias
 
 import torch
 
 from realtime_omni.models.voice.lm.sequences import Sequences
 
 log = logging.getLogger(__name__)
+
+Guess: TypeAlias = Callable[[Sequence[int], Sequence[int]], list[int]]
 
 
 @dataclass(eq=False, slots=True)
@@ -43,8 +47,12 @@ class Answer:
 class Answerer:
     """Questions to answers over :class:`Sequences`; :meth:`ask` from any thread, the work in one."""
 
-    def __init__(self, sequences: Sequences, stops: frozenset[int], *, most: int = 4) -> None:
-        """``most``: answers at once. ``stops``: tokens that end an answer, not part of it."""
+    def __init__(
+        self, sequences: Sequences, stops: frozenset[int], *, most: int = 4, guess: Guess | None = None
+    ) -> None:
+        """``most``: answers at once. ``stops``: tokens that end an answer, not part of it. ``guess``: what may follow on a
+        prompt and an answer so far; what is right of it costs no passes of its own."""
+        self._guess = guess
         self._sequences = sequences
         self._stops = stops
         self._most = min(most, sequences.book.capacity - 1)
@@ -142,9 +150,30 @@ class Answerer:
             self._take(answer, int(logits[0].argmax()))
 
     def _speak(self, answers: Sequence[Answer]) -> None:
+        if len(answers) == 1 and (ahead := self._ahead(answers[0])):  # a pass has as many tokens of every row
+            self._speak_ahead(answers[0], ahead)
+            return
         logits = self._sequences.feed({a.name: a.tokens[-1:] for a in answers})
         for answer, token in zip(answers, logits.argmax(dim=-1).tolist(), strict=True):
             self._take(answer, token)
+
+    def _ahead(self, answer: Answer) -> list[int]:
+        if self._guess is None:
+            return []
+        return self._guess(answer.prompt, answer.tokens)[
+            : min(answer.limit - len(answer.tokens), self._sequences.chunk - 1)
+        ]
+
+    def _speak_ahead(self, answer: Answer, ahead: Sequence[int]) -> None:
+        """One pass over the last token and those that may follow; what was guessed wrong is taken back."""
+        logits = self._sequences.feed({answer.name: [answer.tokens[-1], *ahead]}, every=True)
+        follows = logits.argmax(dim=-1).tolist()
+        right = sum(takewhile(bool, map(eq, ahead, follows)))
+        if wrong := len(ahead) - right:
+            self._sequences.take_back(answer.name, wrong)
+        for token in follows[: right + 1]:
+            if not answer.done:
+                self._take(answer, token)
 
     def _take(self, answer: Answer, token: int) -> None:
         if token not in self._stops and len(answer.tokens) < answer.limit:

@@ -47,7 +47,7 @@ class Language:
         self._tokens = ChatTokens(checkpoint.tokenizer)
         network = Llama(checkpoint.config, checkpoint.tensors)
         self._sequences = Sequences(network, places=2 * calls + 1, context=context, chunk=_CHUNK)
-        self._answerer = Answerer(self._sequences, self._tokens.stops, most=calls)
+        self._answerer = Answerer(self._sequences, self._tokens.stops, most=calls, guess=self._tokens.lookup())
         self._turn = lru_cache(4096)(self._tokens.turn)
         self._answerer.pin(self._turn("system", SYSTEM))
         self._asked: OrderedDict[Tokens, Answer] = OrderedDict()

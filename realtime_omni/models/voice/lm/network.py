@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import linear, silu
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q_BTHd, k_BTKd, v_BTKd) to the attention's output, shaped as q; causal."""
@@ -65,6 +65,21 @@ class Matrix:
         return rows if self._scale is None else rows.float() * self._scale[index].float().unsqueeze(-1)
 
 
+class Norm:
+    """``x / sqrt(mean(x ** 2) + epsilon) * weight`` over the last dimension (Zhang and Sennrich 2019), as
+    ``x / hypot(|x|, sqrt(n * epsilon)) * (sqrt(n) * weight)``: four calls where torch's own makes eight on a CPU (one row: 8
+    and 22 us)."""
+
+    def __init__(self, weight: Tensor, epsilon: float) -> None:
+        self._weight = weight * len(weight) ** 0.5
+        self._least = torch.tensor((len(weight) * epsilon) ** 0.5)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        normed: Tensor = x / torch.hypot(length, self._least) * self._weight
+        return normed
+
+
 class Llama:
     """The network over named tensors (see :func:`names`)."""
 
@@ -77,25 +92,30 @@ class Llama:
             {part: self._matrix(f"layers.{i}.{part}") for part in ("qkv", "out", "gate_up", "down")}
             for i in range(config.layers)
         ]
-        self._norms = [(tensors[f"layers.{i}.norm1"], tensors[f"layers.{i}.norm2"]) for i in range(config.layers)]
+        self._norm = Norm(tensors["norm"], config.norm_epsilon)
+        self._norms = [
+            tuple(Norm(tensors[f"layers.{i}.norm{n}"], config.norm_epsilon) for n in (1, 2))
+            for i in range(config.layers)
+        ]
         self._turns = rotary_table(config)
 
-    def logits(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Logits [B, V] after the last of ``tokens`` int64 [B, T] at ``positions`` int64 [B, T]."""
+    def logits(self, tokens: Tensor, positions: Tensor, attend: Attend, every: bool = False) -> Tensor:
+        """Logits [B, V] after the last of ``tokens`` int64 [B, T] at ``positions`` int64 [B, T], or [B * T, V] after ``every``
+        one of them."""
         size = self.config
         rotated = size.heads + size.kv_heads
         turn = self._turns[positions].unsqueeze(2)  # [B, T, 1, d/2]
         x_BTD = self._embedding.rows(tokens)
         for i, (layer, (norm1, norm2)) in enumerate(zip(self._layers, self._norms, strict=True)):
-            qkv = layer["qkv"](rms_norm(x_BTD, (size.model,), norm1, size.norm_epsilon))
+            qkv = layer["qkv"](norm1(x_BTD))
             heads = qkv.view(*qkv.shape[:2], -1, size.head_dim)
             qk, v = rotate(heads[:, :, :rotated], turn), heads[:, :, rotated:]
             q, k = qk[:, :, : size.heads], qk[:, :, size.heads :]
             attended = attend(i, q, k, v)
             x_BTD = x_BTD + layer["out"](attended.flatten(2))
-            gate, up = layer["gate_up"](rms_norm(x_BTD, (size.model,), norm2, size.norm_epsilon)).chunk(2, dim=-1)
+            gate, up = layer["gate_up"](norm2(x_BTD)).chunk(2, dim=-1)
             x_BTD = x_BTD + layer["down"](silu(gate) * up)
-        last = rms_norm(x_BTD[:, -1], (size.model,), self._tensors["norm"], size.norm_epsilon)
+        last = self._norm(x_BTD.flatten(0, 1) if every else x_BTD[:, -1])
         return self._head(last)
 
     def _head(self, last: Tensor) -> Tensor:

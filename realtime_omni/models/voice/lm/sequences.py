@@ -103,8 +103,9 @@ class Sequences:
         self.book.end(name)
         del self._tokens[name]
 
-    def feed(self, rows: Mapping[str, Sequence[int]]) -> Tensor:
-        """Append as many tokens to each named sequence, the same number to all; returns logits [rows, V] after the last.
+    def feed(self, rows: Mapping[str, Sequence[int]], every: bool = False) -> Tensor:
+        """Append as many tokens to each named sequence, the same number to all; returns logits [rows, V] after the last, or
+        [rows * tokens, V] after ``every`` one.
 
         Raises ValueError when a row is longer than ``chunk`` or does not fit the context. A pass that fails leaves every
         sequence as it was."""
@@ -121,7 +122,7 @@ class Sequences:
             tokens = torch.tensor([list(row) for row in rows.values()])
             starts = torch.tensor([[block.first_frame] for block in blocks])
             with torch.inference_mode():
-                logits = self._network.logits(tokens, starts + torch.arange(count), attend)
+                logits = self._network.logits(tokens, starts + torch.arange(count), attend, every)
             committed = True
         finally:
             for block in blocks:
@@ -132,6 +133,11 @@ class Sequences:
         for name, row in rows.items():
             self._tokens[name].extend(row)
         return logits
+
+    def take_back(self, name: str, count: int) -> None:
+        """The last ``count`` tokens of a sequence. Raises KeyError."""
+        self.book.rewind(name, count)
+        del self._tokens[name][len(self._tokens[name]) - count :]
 
     def check(self) -> None:
         """Recount. Raises AssertionError."""

@@ -7,8 +7,10 @@ applied to tokens, not to text, so that nothing a user says can become a control
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
+from realtime_omni.models.voice.lm.lookup import Lookup
 from realtime_omni.models.voice.speaker import Role
 
 _CONTROL = 3  # GGUF's token type of a control token
@@ -56,6 +58,10 @@ class ChatTokens:
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens; an incomplete character at the end is left out."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True)).rstrip("�")
+
+    def lookup(self) -> Lookup:
+        """Guesses of answers."""
+        return Lookup(lru_cache(4096)(lambda token: self.decode((token,))), self._begin, len(self.opening("user")))
 
     def turn(self, role: Role, text: str) -> tuple[int, ...]:
         """A whole turn."""
