@@ -1,4 +1,4 @@
-"""Five walks of two minutes: a film of the end of their first minute, and below of their second.
+"""Five walks: a film of the end of their first half, and below of their second.
 
     python -m recipes.tiny_world.film [--out docs/images/tiny-world-walks.mp4]
 
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
     parser.add_argument("--out", type=Path, default=Path("docs/images/tiny-world-walks.mp4"))
     parser.add_argument("--frames", type=int, default=RUN_FRAMES, help="of a walk")
-    parser.add_argument("--crf", type=int, default=36, help="x264's quality; more is smaller")
+    parser.add_argument("--crf", type=int, default=37, help="x264's quality; more is smaller")
     args = parser.parse_args(argv)
     shown = halves(long_runs(args.frames, args.weights, args.device))
     write_film(mosaic(shown[:, -FILM_FRAMES:]), args.out, args.crf)
