@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from realtime_omni.bench.arguments import count, number
 from realtime_omni.bench.conditions import commit, hardware, software, summary
 from realtime_omni.bench.world import server
 from realtime_omni.call import Call, Calls
@@ -134,8 +135,8 @@ async def over_sockets(args: argparse.Namespace) -> dict[str, Any]:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="realtime-omni bench duplex", description="Many calls at the pace of speech.")
     parser.add_argument("--model", default="puppet", help="a recipe or a duplex model")
-    parser.add_argument("--calls", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--calls", type=count(), default=10)
+    parser.add_argument("--seconds", type=number(), default=20.0)
     parser.add_argument("--talk", action="store_true", help="callers speak and interrupt; else they only listen")
     parser.add_argument("--speech", nargs="*", default=[], metavar="WAV", help="what callers say, instead of a tone")
     parser.add_argument("--in-process", action="store_true", help="no sockets: the calls' clock and the engine alone")

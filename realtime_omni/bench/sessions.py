@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from realtime_omni.bench.arguments import count
 from realtime_omni.bench.conditions import commit, hardware, software, summary
 from realtime_omni.build import kv_spec
 from realtime_omni.config import Config, load
@@ -140,8 +141,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         prog="realtime-omni bench sessions", description="Fork, rewind, snapshot and restore of a session, in process."
     )
     parser.add_argument("--model", default="tiny-world", help="a recipe or model: null, tiny-world, ...")
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rounds", type=count(), default=100)
+    parser.add_argument("--seed", type=count(0), default=1)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE")
     parser.add_argument("--json", action="store_true", help="one JSON object and nothing else")
     return parser.parse_args(argv)

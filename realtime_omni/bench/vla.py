@@ -37,6 +37,7 @@ from statistics import median
 from typing import Any
 
 from realtime_omni.bench import stock
+from realtime_omni.bench.arguments import count, number
 from realtime_omni.bench.conditions import commit, hardware, percentile, software, summary
 from realtime_omni.bench.robots import (
     PICTURES,
@@ -269,12 +270,14 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="realtime-omni bench vla", description="Robots against the policy endpoint.")
     parser.add_argument("--policy", choices=tuple(MODELS), default="null")
-    parser.add_argument("--policy-ms", type=float, default=5.0, help="how long the null policy takes")
-    parser.add_argument("--robots", type=int, default=1)
-    parser.add_argument("--hz", type=float, default=15.0, help="observations per second and robot; 0: without a pause")
-    parser.add_argument("--chunks", type=int, default=150, help="per robot")
-    parser.add_argument("--warm-up", type=int, default=5, help="chunks per robot that are not counted")
-    parser.add_argument("--rounds", type=int, default=400, help="round trips of each server for ratio_to_stock")
+    parser.add_argument("--policy-ms", type=number(zero=True), default=5.0, help="how long the null policy takes")
+    parser.add_argument("--robots", type=count(), default=1)
+    parser.add_argument(
+        "--hz", type=number(zero=True), default=15.0, help="observations per second and robot; 0: no pause"
+    )
+    parser.add_argument("--chunks", type=count(), default=150, help="per robot")
+    parser.add_argument("--warm-up", type=count(0), default=5, help="chunks per robot that are not counted")
+    parser.add_argument("--rounds", type=count(0), default=400, help="round trips of each server for ratio_to_stock")
     parser.add_argument("--in-process", action="store_true", help="without sockets, and without openpi's server")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")

@@ -43,6 +43,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
+from realtime_omni.bench.arguments import count, number
 from realtime_omni.bench.conditions import commit, hardware, histogram_percentile, software, summary
 
 START_LIMIT_S = 120.0
@@ -242,18 +243,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         prog="realtime-omni bench world", description="Sessions over real sockets against a server."
     )
     parser.add_argument("--model", default="null", help="a recipe or model: null, tiny-world, ...")
-    parser.add_argument("--sessions", type=int, default=1)
-    parser.add_argument("--chunks", type=int, default=200, help="per session")
-    parser.add_argument("--hz", type=float, help="blocks per second and session, on demand (default: 12)")
-    parser.add_argument("--fps", type=float, help="frames per second of a paced session (default: the model's)")
+    parser.add_argument("--sessions", type=count(), default=1)
+    parser.add_argument("--chunks", type=count(), default=200, help="per session")
+    parser.add_argument("--hz", type=number(), help="blocks per second and session, on demand (default: 12)")
+    parser.add_argument("--fps", type=number(), help="frames per second of a paced session (default: the model's)")
     parser.add_argument("--cadence", choices=("paced", "on_demand"), help="default: on_demand for null, else paced")
     parser.add_argument(
         "--format", choices=("jpeg", "h264", "rgb24", "latent"), help="default: jpeg for null, else h264"
     )
-    parser.add_argument("--churn", type=int, default=0, help="a new session after so many chunks")
+    parser.add_argument("--churn", type=count(0), default=0, help="a new session after so many chunks")
     parser.add_argument("--resume", action="store_true", help="paced: cut the socket half-way and resume")
-    parser.add_argument("--warm-up", type=int, default=5, help="chunks per session that percentiles leave out")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--warm-up", type=count(0), default=5, help="chunks per session that percentiles leave out")
+    parser.add_argument("--seed", type=count(0), default=1)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE")
     parser.add_argument("--connect", metavar="HOST:PORT", help="measure a server that runs already")
     parser.add_argument("--json", action="store_true", help="one JSON object and nothing else")

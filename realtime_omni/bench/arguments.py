@@ -1,0 +1,36 @@
+"""Numbers on a benchmark's command line: one that measures nothing, or never ends, is refused there."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+MOST = 1_000_000
+"""Far above any sane run: it catches a slip of the finger."""
+
+
+def count(least: int = 1) -> Callable[[str], int]:
+    """A type for argparse: whole numbers from ``least`` to a million."""
+
+    def whole_number(text: str) -> int:
+        found = int(text)
+        if not least <= found <= MOST:
+            raise argparse.ArgumentTypeError(f"{text}: {least} to {MOST}")
+        return found
+
+    return whole_number
+
+
+def number(*, zero: bool = False) -> Callable[[str], float]:
+    """A type for argparse: numbers above 0 and up to a million; ``zero``: 0, too."""
+
+    def finite_number(text: str) -> float:
+        found = float(text)
+        if not 0 <= found <= MOST or (not found and not zero):  # no comparison holds for what is no number
+            raise argparse.ArgumentTypeError(f"{text}: {'0' if zero else 'above 0, up'} to {MOST}")
+        return found
+
+    return finite_number
+
+
+__all__ = ["count", "number"]
