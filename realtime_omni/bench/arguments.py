@@ -33,4 +33,12 @@ def number(*, zero: bool = False) -> Callable[[str], float]:
     return finite_number
 
 
-__all__ = ["count", "number"]
+def dbfs(text: str) -> float:
+    """A type for argparse: a level below full scale, -200 to 0."""
+    found = float(text)
+    if not -200 <= found <= 0:
+        raise argparse.ArgumentTypeError(f"{text}: -200 to 0")
+    return found
+
+
+__all__ = ["count", "dbfs", "number"]

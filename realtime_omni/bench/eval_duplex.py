@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realtime_omni.bench import floor
+from realtime_omni.bench.arguments import dbfs
 from realtime_omni.errors import ConfigError
 
 T = TypeVar("T")
@@ -136,7 +137,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--agent", type=Path, required=True, help="what the agent said")
     parser.add_argument("--words", type=Path, help='the agent\'s words: a JSON list of {"text", "start_s", "end_s"}')
     parser.add_argument("--reference", type=Path, help="histogram of human backchannels: a JSON list of numbers")
-    parser.add_argument("--threshold-dbfs", type=float, default=-40.0, help="what is louder is speech (RMS of 10 ms)")
+    parser.add_argument("--threshold-dbfs", type=dbfs, default=-40.0, help="what is louder is speech (RMS of 10 ms)")
     parser.add_argument("--json", action="store_true", help="one JSON object and nothing else")
     return parser.parse_args(argv)
 

@@ -142,6 +142,13 @@ def test_words_and_histogram_come_from_files(tmp_path: Path, capsys: pytest.Capt
         main(["--user", str(user), "--agent", str(agent), "--words", str(histogram)])
 
 
+@pytest.mark.parametrize("level", ["nan", "inf", "1e99", "3", "x"])
+def test_a_threshold_that_is_no_level_is_refused(level: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--user", "user.wav", "--agent", "agent.wav", "--threshold-dbfs", level])
+    assert ended.value.code == 2
+
+
 def test_the_command_line_knows_it(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
