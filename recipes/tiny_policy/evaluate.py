@@ -83,8 +83,23 @@ class Outcome:
         return Outcome(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Outcome)))
 
 
-def run(scene: Scene, ask: Ask, *, delay: int, generator: torch.Generator, scale: Tensor) -> Outcome:
-    """Every scene until it has succeeded or ``EPISODE_TICKS`` have passed. ``scale`` [2]: the unit of jumps, m/s.
+Tell = Callable[[int, int, int], None]
+"""What hears how far a run is: tick, solved so far, robots."""
+
+
+def silent(tick: int, solved: int, robots: int) -> None:
+    """Nobody watches."""
+
+
+def on_stderr(tick: int, solved: int, robots: int) -> None:
+    print(f"tick {tick} of {EPISODE_TICKS} at most: {solved} of {robots} solved", file=sys.stderr, flush=True)
+
+
+def run(
+    scene: Scene, ask: Ask, *, delay: int, generator: torch.Generator, scale: Tensor, tell: Tell = silent
+) -> Outcome:
+    """Every scene until it has succeeded or ``EPISODE_TICKS`` have passed. ``scale`` [2]: the unit of jumps, m/s. ``tell``
+    is called at each new chunk.
 
     Raises ValueError when the old chunk would end before the new one arrives, or another be asked for before."""
     longest = min(EXECUTED, HORIZON - EXECUTED)
@@ -109,6 +124,7 @@ def run(scene: Scene, ask: Ask, *, delay: int, generator: torch.Generator, scale
         if coming is not None and switched:
             current, start, coming = coming, asked, None
         if tick - asked == EXECUTED:
+            tell(tick, int(success.sum()), rows)
             chunk = ask(Request(scene, current[:, tick - start :], delay, noise()))
             asked = tick
             if delay:
@@ -214,7 +230,13 @@ def report(scene: Scene, outcome: Outcome, conditions: dict[str, Any]) -> dict[s
 
 
 def measure(
-    network: Pi0Network, statistics: Statistics, asked: Conditions, *, url: str | None = None, ask: Ask | None = None
+    network: Pi0Network,
+    statistics: Statistics,
+    asked: Conditions,
+    *,
+    url: str | None = None,
+    ask: Ask | None = None,
+    tell: Tell = silent,
 ) -> dict[str, Any]:
     """The report of one run: of the network in this process, of a server at ``url`` that owns the weights, or of ``ask``."""
     device = statistics.action_std.device
@@ -226,7 +248,8 @@ def measure(
     words = shuffled(task, shuffling) if asked.instruction == "shuffled" else task
 
     def episodes(ask: Ask, rows: slice = slice(None)) -> Outcome:
-        return run(scene[rows], ask, delay=asked.delay, generator=generator, scale=statistics.action_std[:2])
+        scale = statistics.action_std[:2]
+        return run(scene[rows], ask, delay=asked.delay, generator=generator, scale=scale, tell=tell)
 
     if url is not None:
         outcome = Outcome.joined(
@@ -280,8 +303,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     network, statistics = load(args.folder, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     asked = {name: getattr(args, name) for name in (f.name for f in fields(Conditions))}
+    conditions = Conditions(**{**asked, "tasks": tuple(args.tasks)})
     try:
-        told = measure(network, statistics, Conditions(**{**asked, "tasks": tuple(args.tasks)}), url=args.url)
+        told = measure(network, statistics, conditions, url=args.url, tell=silent if args.json else on_stderr)
     except PolicyServerError as refused:
         raise SystemExit(f"the server refuses: {refused}") from None
     sys.stdout.write(json.dumps(told, indent=None if args.json else 2) + "\n")
