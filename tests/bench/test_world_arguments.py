@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
+import os
+import sys
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from realtime_omni.bench import duplex, sessions, vla
-from realtime_omni.bench.world import parse
-=======
-import os
-import sys
-
-import pytest
-
 from realtime_omni.bench.world import _rss_mb, parse
->>>>>>> df28211 (bench world runs where psutil is not installed)
 
 
 def test_a_pace_belongs_to_its_cadence() -> None:
@@ -28,7 +21,6 @@ def test_a_pace_belongs_to_its_cadence() -> None:
             parse(refused)
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("flag", ["--sessions", "--chunks", "--hz", "--churn", "--warm-up", "--seed"])
 @pytest.mark.parametrize("value", ["-1", "x", "nan", "inf", "1e99", "99999999999999999999", ""])
 def test_a_number_that_measures_nothing_or_never_ends_is_refused(flag: str, value: str) -> None:
@@ -60,9 +52,9 @@ def test_the_other_benchmarks_refuse_it_too(main: Callable[[Sequence[str]], int]
     with pytest.raises(SystemExit) as ended:
         main(argv)
     assert ended.value.code == 2
-=======
+
+
 def test_without_psutil_which_serving_does_not_install_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (_rss_mb(os.getpid()) or 0) > 0
     monkeypatch.setitem(sys.modules, "psutil", None)
     assert _rss_mb(os.getpid()) is None
->>>>>>> df28211 (bench world runs where psutil is not installed)
