@@ -113,6 +113,7 @@ $(VOICE_CLIENTS):
 # -- checks --------------------------------------------------------------------------------------------------------
 
 lint: install
+	@if git grep -nE '^(<{7}|>{7}) '; then echo "a merge conflict was committed"; exit 1; fi
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict $(STRICT)

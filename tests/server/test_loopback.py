@@ -266,7 +266,6 @@ async def test_a_peer_that_never_reads_is_cut_and_its_session_detached(manager: 
 
 def test_the_route_table_is_the_applications(manager: FakeManager) -> None:
     page = (Path(__file__).resolve().parents[2] / "protocols" / "http.md").read_text(encoding="utf-8")
-    assert not re.search(r"^(<<<<<<<|=======|>>>>>>>)", page, re.MULTILINE), "a conflict was committed"
     documented = set(re.findall(r"^\| (\w+) \| `([^`]+)`", page, re.MULTILINE))
     app = create_app(manager, ServerSettings())
     actual = set()
