@@ -26,8 +26,10 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 from websockets.http11 import Request, Response
+from websockets.uri import parse_uri
 
 from realtime_omni.bench.conditions import summary
+from realtime_omni.errors import ConfigError
 from realtime_omni_protocols.openpi import MAX_FRAME_BYTES, PolicyError, unpack
 from realtime_omni_protocols.openpi.rows import RESET_TEXT
 
@@ -104,6 +106,8 @@ def actions_of(frame: str | bytes) -> tuple[npt.NDArray[np.float64] | None, str]
     actions = value.get("actions") if isinstance(value, dict) else value
     if not isinstance(actions, np.ndarray) or actions.dtype.kind not in "fiu" or actions.ndim < 1:
         return None, "no array of actions"
+    if not np.isfinite(actions).all():
+        return None, "actions that are not finite"
     return actions.astype(np.float64), ""
 
 
@@ -168,10 +172,11 @@ async def _pass(source: Connection, target: Connection, seen: Seen) -> None:
             seen(frame, arrived_s)
     except ConnectionClosed:
         pass
-    code = source.close_code
-    sendable = code is not None and code not in (1005, 1006, 1015)
+    code, reason = source.close_code, source.close_reason or ""
+    if code in (None, 1006, 1015):  # no frame can carry these: it died
+        code, reason = 1011, "the other end is gone"
     with contextlib.suppress(ConnectionClosed):
-        await target.close(code if sendable and code is not None else 1000, source.close_reason or "")
+        await target.close(1000 if code is None or code == 1005 else code, reason)
 
 
 @dataclass(eq=False)
@@ -205,6 +210,7 @@ class _Mirror:
             self._pairs.put_nowait(pair)
         except asyncio.QueueFull:
             self._report.skipped += 1
+            pair.frame = b""  # nobody sends it, and the upstream may never answer
 
     def answered(self, frame: str | bytes, arrived_s: float) -> None:
         """The upstream's frame, on its way to the robot. The first one is the handshake."""
@@ -247,7 +253,12 @@ def _keep(values: list[float], value: float) -> None:
 
 
 def run(upstream: str, ours: str, host: str, port: int, api_key: str | None, as_json: bool) -> None:
-    """Serve until Ctrl-C, then print the report."""
+    """Serve until Ctrl-C, then print the report. Raises ConfigError for an address that is none."""
+    for flag, address in (("--upstream", upstream), ("--ours", ours)):
+        try:
+            parse_uri(address)
+        except (InvalidURI, ValueError):
+            raise ConfigError(f"{flag}: {address!r} is no ws:// address") from None
     proxy = ShadowProxy(upstream, ours, api_key=api_key)
 
     async def forever() -> None:

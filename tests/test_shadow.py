@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from websockets.asyncio.client import connect
+from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
+from realtime_omni.errors import ConfigError
 from realtime_omni.server.policy import PolicyAnswer, PolicyRequest
-from realtime_omni.shadow import MAX_BEHIND, ShadowProxy, ShadowReport, actions_of
+from realtime_omni.shadow import MAX_BEHIND, ShadowProxy, ShadowReport, actions_of, run
 from realtime_omni.testing.null_policy import NullPolicy
 from realtime_omni_protocols.openpi import PATH, pack, unpack
 from server.robot_server import served
@@ -107,6 +109,34 @@ async def test_an_upstream_that_is_away_closes_the_robot() -> None:
         with pytest.raises(ConnectionClosed):
             await robot.recv()
         assert robot.close_code == 1011
+
+
+async def test_an_upstream_that_dies_does_not_end_the_robot_as_if_all_were_well() -> None:
+    async def dies(socket: ServerConnection) -> None:
+        await socket.send(pack({}))
+        await socket.recv()
+        socket.transport.abort()
+
+    async with serve(dies, "127.0.0.1", 0) as server:
+        proxy = ShadowProxy(f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}", "ws://127.0.0.1:9/")
+        async with proxy.serving("127.0.0.1", 0) as url, connect(url + "/") as robot:
+            await robot.recv()
+            with pytest.raises(ConnectionClosed):
+                await ask(robot, observation())
+            assert robot.close_code == 1011
+
+
+@pytest.mark.parametrize("address", ["", "x", "http://127.0.0.1", "ws://", "ws://127.0.0.1:99999", "ws://["])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    for upstream, ours in ((address, "ws://127.0.0.1:9"), ("ws://127.0.0.1:9", address)):
+        with pytest.raises(ConfigError, match="is no ws:// address"):
+            run(upstream, ours, "127.0.0.1", 0, None, as_json=True)
+
+
+def test_actions_that_are_no_numbers_are_not_called_equal() -> None:
+    report = ShadowReport()
+    report.add(pack({"actions": ONE}), pack({"actions": ONE * np.nan}), 1.0, 1.0)
+    assert (report.compared, dict(report.not_comparable)) == (0, {"ours: actions that are not finite": 1})
 
 
 def test_what_cannot_be_compared_is_counted_by_its_reason() -> None:
