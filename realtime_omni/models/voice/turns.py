@@ -15,7 +15,7 @@ from realtime_omni.models.voice.activity import WINDOW, Hearing
 from realtime_omni.models.voice.asking import Heard
 from realtime_omni.models.voice.board import Board
 from realtime_omni.models.voice.deciding import offer_of
-from realtime_omni.models.voice.listening import ASK_MS, MIN_VOICED, listen, silence_limit_ms
+from realtime_omni.models.voice.listening import HEAR_MS, JUDGE_MS, MIN_VOICED, listen, silence_limit_ms
 from realtime_omni.models.voice.speaking import next_clause
 from realtime_omni.models.voice.state import (
     BEFORE_SPEECH_MS,
@@ -72,7 +72,7 @@ class Listener:
             board.set(utterances=board.facts.utterances + 1)
         start_ms = ears.heard_from_ms if ears.utterance is None else ears.began_ms
         board.signals.append(TurnCommitted(name, min(start_ms, end_ms), end_ms))
-        turn = self._heard_until(ears, end_ms + (ASK_MS if ears.utterance is not None else 0.0))
+        turn = self._heard_until(ears, end_ms + (HEAR_MS if ears.utterance is not None else 0.0))
         untold = Untold(name, min(start_ms, end_ms), end_ms, ears.voiced, respond)
         board.keep(heard=(), turns=(*board.state.turns, turn))
         untold_now = (*board.facts.untold, untold)
@@ -89,26 +89,27 @@ class Listener:
         if not self.pauses:
             return False
         manners, silence_ms = self._board.facts.manners, self._board.detected_ms - ears.last_ms
-        asking = self._board.cast.asking
-        turn = self._heard_until(ears, ears.last_ms + ASK_MS)
-        heard = self._expect(turn)
+        heard = self._expect(self._heard_until(ears, ears.last_ms + HEAR_MS))
         if manners.mode == "energy":
             return silence_ms >= manners.silence_ms
-        return silence_ms >= silence_limit_ms(asking.finished(turn), None if heard is None else heard.text, manners)
+        if silence_ms < JUDGE_MS:
+            return False
+        finished = self._board.cast.asking.finished(self._heard_until(ears, ears.last_ms + JUDGE_MS))
+        return silence_ms >= silence_limit_ms(finished, None if heard is None else heard.text, manners)
 
     @property
     def pauses(self) -> bool:
-        """Whether the user has stopped for long enough to ask whether that was all."""
+        """Whether the user has stopped for long enough to ask what was said."""
         facts, ears = self._board.facts, self._board.facts.ears
         if facts.manners.mode == "client" or ears.utterance is None:
             return False
-        return self._board.detected_ms - ears.last_ms >= ASK_MS
+        return self._board.detected_ms - ears.last_ms >= HEAR_MS
 
     def rehearse(self) -> None:
         """In a pause that may be the turn's end: the answer, as far as it can be begun now."""
         ears = self._board.facts.ears
         if self.pauses:
-            self._expect(self._heard_until(ears, ears.last_ms + ASK_MS))
+            self._expect(self._heard_until(ears, ears.last_ms + HEAR_MS))
 
     def _expect(self, turn: Kept) -> Heard | None:
         """What was said; once that is known, the answer to it is begun."""

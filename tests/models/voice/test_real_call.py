@@ -126,4 +126,4 @@ def test_a_pause_in_mid_sentence_does_not_end_the_turn(talk, tmp_path):
     talk.until(ResponseEnded)
     heard = [t.text for t in talk.of(InputTranscript) if t.final]
     assert len(heard) == 1
-    assert "capital of France" in heard[0]
+    assert "capital of Fran" in heard[0]  # "France is" is heard as "Francis", too
