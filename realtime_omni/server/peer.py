@@ -84,6 +84,13 @@ class PeerProtocol(GuardedWebSocket):
         conn = self.conn
         return self._between_frames and conn.state is State.OPEN and conn.current_size is None and not self.close_sent
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Lets go of an unfinished message now: this object is part of cycles, and `serve` looks for those seldom."""
+        self._long, self.frames = None, []
+        self.conn.reader.buffer.clear()
+        self.conn.parser.close()
+        super().connection_lost(exc)
+
     async def run_asgi(self) -> None:
         self.scope["state"][PEER_KEY] = self
         app = self.app

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -174,6 +176,37 @@ async def test_a_listener_is_not_told_what_is_no_text(connected: Connected) -> N
     connected.client.send_text(b"\xff")
     connected.peer.data_received(b"".join(connected.client.data_to_send()))
     assert connected.peer.close_sent
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        pytest.param(b"\x82\xff" + (1 << 20).to_bytes(8, "big") + bytes(4), id="a long one"),
+        pytest.param(b"\x81\xff" + (1 << 20).to_bytes(8, "big") + bytes(4), id="a text"),
+        pytest.param(b"\x02\xff" + (1 << 17).to_bytes(8, "big") + bytes(4 + (1 << 17)), id="fragments"),
+    ],
+)
+async def test_a_peer_that_goes_in_the_middle_of_a_message_leaves_none_of_it(begun: bytes) -> None:
+    """Without a garbage collection: a hundred of them would hold a hundred messages until one comes."""
+    connection = await Connected().open()
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        connection.peer.data_received(begun)
+        for _ in range(8):
+            connection.peer.data_received(b"\x00\xfe\xff\xff" + bytes(4 + 65_535) if begun[0] == 2 else bytes(65_536))
+        held, _ = tracemalloc.get_traced_memory()
+        connection.peer.connection_lost(None)
+        while connection.peer.tasks:
+            await asyncio.sleep(0)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert held - before > 400_000
+    assert after - before < 50_000
 
 
 class SlowPeer:
