@@ -253,7 +253,9 @@ def _keep(values: list[float], value: float) -> None:
 
 
 def run(upstream: str, ours: str, host: str, port: int, api_key: str | None, as_json: bool) -> None:
-    """Serve until Ctrl-C, then print the report. Raises ConfigError for an address that is none."""
+    """Serve until Ctrl-C, then print the report. Raises ConfigError for an address that is none, or that is taken."""
+    if not host:
+        raise ConfigError("--host is empty: robots would connect from every network")
     for flag, address in (("--upstream", upstream), ("--ours", ours)):
         try:
             parse_uri(address)
@@ -262,7 +264,11 @@ def run(upstream: str, ours: str, host: str, port: int, api_key: str | None, as_
     proxy = ShadowProxy(upstream, ours, api_key=api_key)
 
     async def forever() -> None:
-        async with proxy.serving(host, port) as url:
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                url = await stack.enter_async_context(proxy.serving(host, port))
+            except (OSError, OverflowError) as error:
+                raise ConfigError(f"cannot listen on {host}:{port}: {error}") from None
             sys.stderr.write(
                 f"robots connect to {url}; their server is {upstream}, ours {ours} (Ctrl-C for the report)\n"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -131,6 +132,17 @@ def test_an_address_that_is_none_is_refused(address: str) -> None:
     for upstream, ours in ((address, "ws://127.0.0.1:9"), ("ws://127.0.0.1:9", address)):
         with pytest.raises(ConfigError, match="is no ws:// address"):
             run(upstream, ours, "127.0.0.1", 0, None, as_json=True)
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", -1), ("127.0.0.1", 99_999), ("", 0)])
+def test_a_place_where_nobody_can_listen_is_refused(host: str, port: int) -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1:|--host is empty"):
+        run("ws://127.0.0.1:9", "ws://127.0.0.1:9", host, port, None, as_json=True)
+
+
+def test_a_port_that_is_taken_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="in use"):
+        run("ws://127.0.0.1:9", "ws://127.0.0.1:9", "127.0.0.1", taken.getsockname()[1], None, as_json=True)
 
 
 def test_actions_that_are_no_numbers_are_not_called_equal() -> None:

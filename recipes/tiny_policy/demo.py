@@ -264,15 +264,17 @@ async def policy_server(recipe: str, overrides: list[str]) -> AsyncIterator[str]
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Raises ConfigError when the port is taken."""
+    """Raises ConfigError when the port is taken, or none."""
+    if not host:
+        raise ConfigError("--host is empty: the page would be open to every network")
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
         listener.listen()
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # OverflowError: 65,536 and more
         listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; name another with --port") from None
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}; name another with --port") from None
     return listener
 
 

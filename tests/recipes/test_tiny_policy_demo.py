@@ -154,6 +154,9 @@ def test_what_no_page_of_ours_asks_changes_nothing(text: str):
 async def test_a_port_that_is_taken_and_a_policy_that_does_not_start_are_said_in_a_line():
     with listening("127.0.0.1", 0) as listener, pytest.raises(ConfigError, match="name another with --port"):
         listening(*listener.getsockname())
+    for host, port in (("127.0.0.1", -1), ("127.0.0.1", 99_999), ("", 0)):
+        with pytest.raises(ConfigError):
+            listening(host, port)
     with pytest.raises(ConfigError, match="did not start"):
         async with policy_server("tiny-policy", ["no.such=field"]):
             pass
