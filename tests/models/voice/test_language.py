@@ -143,6 +143,13 @@ def test_text_survives_the_tokenizer_and_merges_are_used(tiny):
     assert tokens.decode(tokens.encode("🙂")[:2]) == ""  # half a character is not shown
 
 
+def test_marks_for_the_eye_are_unspoken_and_the_end_of_a_turn_is_not(tiny):
+    tokens = Language(tiny[0], calls=1, context=200, threaded=False)._tokens
+    unspoken = set(tokens.unspoken())
+    assert {token for mark in '"*#:' for token in tokens.encode(mark)} <= unspoken
+    assert not unspoken & {*tokens.stops, *tokens.encode("It's 20, isn't it? Yes!")}
+
+
 def test_a_prompt_is_the_chat_template(tiny, language):
     tokens = language._tokens
     prompt = language.prompt("be kind", [("user", "hi"), ("user", "there"), ("assistant", "hello"), ("user", "bye")])
@@ -164,7 +171,7 @@ def test_old_turns_make_room_several_at_once_and_the_last_one_is_always_there(la
         text = language._tokens._tokenizer.decode(list(prompt), skip_special_tokens=False)
         assert f"turn {n - 1}<|im_end|>\n<|im_start|>assistant\n" in text
         firsts.add(int(text.split("this is turn ")[1].split("<")[0]))
-    assert firsts == set(range(0, max(firsts) + 1, 4))
+    assert firsts == set(range(0, max(firsts) + 1, 2))
     assert len(firsts) > 3
     language.prompt("x" * 1000, [("user", "y" * 1000)])
     language.draft(language.prompt("x" * 1000, [("user", "y" * 1000)]))
@@ -177,7 +184,7 @@ def test_a_long_conversation_is_read_from_its_last_turns(tiny):
         language._tokens._tokenizer.decode(list(language.prompt("s", said[:n])), skip_special_tokens=False)
         for n in (8, 9, 11)
     ]
-    assert [text.count("<|im_start|>") for text in read] == [10, 7, 9]  # with the system's and the one to come
+    assert [text.count("<|im_start|>") for text in read] == [8, 7, 7]  # with the system's and the one to come
 
 
 @pytest.mark.parametrize("turns", [2, 8, 10, 12])
@@ -197,13 +204,13 @@ def test_only_the_users_words_are_left_to_read_when_the_oldest_turns_go(tiny, tu
 
 def test_an_answer_is_the_same_asked_again_forgotten_or_prepared(tiny, language):
     prompt = language.prompt(None, [("user", "hello there")])
-    first = language.draft(prompt)
+    first = language.draft(prompt, 8)
     assert first.done
     assert not first.failed
     assert first.tokens > 0
-    assert language.draft(prompt) == first
+    assert language.draft(prompt, 8) == first
     language.drop(prompt)
-    assert language.draft(prompt) == first
+    assert language.draft(prompt, 8) == first
     said = [("user", "hello there"), ("assistant", first.text)]
     language.prepare(None, said)
     following = language.prompt(None, [*said, ("user", "and then?")])

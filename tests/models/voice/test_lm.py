@@ -169,10 +169,12 @@ def run(answerer):
         pass
 
 
-def greedy(tensors, prompt, limit, stops=frozenset()):
+def greedy(tensors, prompt, limit, stops=frozenset(), unsaid=frozenset()):
     tokens = list(prompt)
     for _ in range(limit):
-        token = int(dense_logits(CONFIG, tensors, torch.tensor(tokens))[-1].argmax())
+        logits = dense_logits(CONFIG, tensors, torch.tensor(tokens))[-1]
+        logits[sorted(unsaid)] = -torch.inf
+        token = int(logits.argmax())
         if token in stops:
             break
         tokens.append(token)
@@ -214,6 +216,22 @@ def test_guessed_tokens_change_no_answer_and_save_passes(sequences, tensors, rig
         passes.append(len(answer.tokens))
     assert answer.tokens == wanted
     assert passes == {0: [*range(1, 10)], 1: [1, 3, 5, 7, 9], 2: [1, 4, 7, 9], 3: [1, 5, 9]}[right]
+
+
+@pytest.mark.parametrize("guessed", [0, 2])
+def test_what_nobody_says_is_in_no_answer_read_spoken_or_guessed(sequences, tensors, guessed):
+    prompt = words(7, 4)
+    unsaid = set(greedy(tensors, prompt, 6))
+    wanted = greedy(tensors, prompt, 6, unsaid=unsaid)
+    assert not unsaid & set(wanted)
+
+    def guess(asked, tokens):
+        return wanted[len(tokens) :][:guessed]
+
+    answerer = Answerer(sequences, frozenset(), guess=guess, unsaid=sorted(unsaid))
+    answer = answerer.ask(prompt, limit=6)
+    run(answerer)
+    assert answer.tokens == wanted
 
 
 def test_a_stop_ends_an_answer_in_the_middle_of_a_guess(sequences, tensors):

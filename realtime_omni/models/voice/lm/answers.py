@@ -1,9 +1,9 @@
 """Answers: who is being answered, in which order the work is done, and the thread that does it.
 
 Owns the queue of questions and the running answers. A question is a sequence of tokens and its answer the greedy
-continuation, a function of the question alone; so an answer that nobody wants any more is simply dropped, and its pages
-serve the next question, which begins the same way. Work is done in pieces (:meth:`Answerer.work`): one chunk of a prompt,
-or one token of every running answer in one batch.
+continuation without what nobody says, a function of the question alone; so an answer that nobody wants any more is simply
+dropped, and its pages serve the next question, which begins the same way. Work is done in pieces (:meth:`Answerer.work`):
+one chunk of a prompt, or one token of every running answer in one batch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from operator import eq
 from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from realtime_omni.models.voice.lm.sequences import Sequences
 
@@ -48,11 +49,18 @@ class Answerer:
     """Questions to answers over :class:`Sequences`; :meth:`ask` from any thread, the work in one."""
 
     def __init__(
-        self, sequences: Sequences, stops: frozenset[int], *, most: int = 4, guess: Guess | None = None
+        self,
+        sequences: Sequences,
+        stops: frozenset[int],
+        *,
+        most: int = 4,
+        guess: Guess | None = None,
+        unsaid: Sequence[int] = (),
     ) -> None:
         """``most``: answers at once. ``stops``: tokens that end an answer, not part of it. ``guess``: what may follow on a
-        prompt and an answer so far; what is right of it costs no passes of its own."""
+        prompt and an answer so far; what is right of it costs no passes of its own. ``unsaid``: tokens no answer has."""
         self._guess = guess
+        self._unsaid = torch.tensor(unsaid, dtype=torch.int64)
         self._sequences = sequences
         self._stops = stops
         self._most = min(most, sequences.book.capacity - 1)
@@ -147,14 +155,14 @@ class Answerer:
         unread = self._unread(answer)
         logits = self._sequences.feed({answer.name: unread[: self._sequences.chunk]})
         if len(unread) <= self._sequences.chunk:
-            self._take(answer, int(logits[0].argmax()))
+            self._take(answer, *self._likeliest(logits))
 
     def _speak(self, answers: Sequence[Answer]) -> None:
         if len(answers) == 1 and (ahead := self._ahead(answers[0])):  # a pass has as many tokens of every row
             self._speak_ahead(answers[0], ahead)
             return
         logits = self._sequences.feed({a.name: a.tokens[-1:] for a in answers})
-        for answer, token in zip(answers, logits.argmax(dim=-1).tolist(), strict=True):
+        for answer, token in zip(answers, self._likeliest(logits), strict=True):
             self._take(answer, token)
 
     def _ahead(self, answer: Answer) -> list[int]:
@@ -167,13 +175,17 @@ class Answerer:
     def _speak_ahead(self, answer: Answer, ahead: Sequence[int]) -> None:
         """One pass over the last token and those that may follow; what was guessed wrong is taken back."""
         logits = self._sequences.feed({answer.name: [answer.tokens[-1], *ahead]}, every=True)
-        follows = logits.argmax(dim=-1).tolist()
+        follows = self._likeliest(logits)
         right = sum(takewhile(bool, map(eq, ahead, follows)))
         if wrong := len(ahead) - right:
             self._sequences.take_back(answer.name, wrong)
         for token in follows[: right + 1]:
             if not answer.done:
                 self._take(answer, token)
+
+    def _likeliest(self, logits: Tensor) -> list[int]:
+        """The greedy choice after every row of ``logits`` [N, V]."""
+        return [int(token) for token in logits.index_fill(-1, self._unsaid, -torch.inf).argmax(dim=-1)]
 
     def _take(self, answer: Answer, token: int) -> None:
         if token not in self._stops and len(answer.tokens) < answer.limit:

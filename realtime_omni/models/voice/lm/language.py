@@ -24,9 +24,9 @@ from realtime_omni.models.voice.state import NO_TOOLS, Offer, Prompt
 MOST_TOKENS = 60
 """Of an answer: twenty seconds of speech."""
 _CHUNK = 16
-_MOST_TURNS = 8
-"""Of both sides: a small model answers worse the more it has read."""
-_STRIDE = 4
+_MOST_TURNS = 6
+"""Of both sides: a small model answers worse the more it has read, above all of its own words, which it repeats."""
+_STRIDE = 2
 """A prompt that is too long loses this many turns at once: the ones after it then still begin alike."""
 _MOST_KEPT = 64
 
@@ -47,7 +47,13 @@ class Language:
         self._tokens = ChatTokens(checkpoint.tokenizer)
         network = Llama(checkpoint.config, checkpoint.tensors)
         self._sequences = Sequences(network, places=2 * calls + 1, context=context, chunk=_CHUNK)
-        self._answerer = Answerer(self._sequences, self._tokens.stops, most=calls, guess=self._tokens.lookup())
+        self._answerer = Answerer(
+            self._sequences,
+            self._tokens.stops,
+            most=calls,
+            guess=self._tokens.lookup(),
+            unsaid=self._tokens.unspoken(),
+        )
         self._turn = lru_cache(4096)(self._tokens.turn)
         self._answerer.pin(self._turn("system", SYSTEM))
         self._asked: OrderedDict[Tokens, Answer] = OrderedDict()

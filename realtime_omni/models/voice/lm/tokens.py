@@ -13,6 +13,7 @@ from typing import Any
 from realtime_omni.models.voice.lm.lookup import Lookup
 from realtime_omni.models.voice.speaker import Role
 
+_FOR_THE_EYE = frozenset('"*#:\n')
 _CONTROL = 3  # GGUF's token type of a control token
 
 
@@ -58,6 +59,10 @@ class ChatTokens:
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens; an incomplete character at the end is left out."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True)).rstrip("�")
+
+    def unspoken(self) -> tuple[int, ...]:
+        """Tokens with a mark that is for the eye: of quotations, lists, headings and scripts, and the ends of lines."""
+        return tuple(t for t in range(self.size) if t not in self.stops and set(self.decode((t,))) & _FOR_THE_EYE)
 
     def lookup(self) -> Lookup:
         """Guesses of answers."""
