@@ -15,6 +15,8 @@ import hashlib
 import json
 import math
 import platform
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -287,10 +289,12 @@ def evaluate(
     steps: int | None = None,
     keep: dict | None = None,
     simulator_runs: bool = True,
+    tell: Callable[[str, dict], None] = lambda part, results: None,
 ) -> dict:
     """Every number of the model card. `keep`, if given, receives pictures for contact sheets.
 
-    `simulator_runs`: measure the simulator's own long runs too; they do not depend on the weights.
+    `simulator_runs`: measure the simulator's own long runs too; they do not depend on the weights. `tell` is called
+    with a part's name and all results so far whenever a part is done: whole evaluations take an hour on two cores.
     """
     net = load_net(weights, device, name)
     config, per = net.config, net.config.frames_per_block
@@ -304,14 +308,20 @@ def evaluate(
         ours = rollout(truth[:, :CONTEXT], clips.keys, clips.place, seed)
         turned = (clips.keys[..., L] - clips.keys[..., J]).sum(1).abs() * math.degrees(TURN)
         results = picture_scores(truth, ours)
+        tell("pictures", results)
         results |= yaw_scores(simulator, clips, ours, per, 3 if quick else 8, 10)
+        tell("yaw", results)
         results["prompt_switch_ok"] = switch_score(simulator, rollout, judge, switches, seed, per)
+        tell("prompt switch", results)
         results |= turn_scores(simulator, rollout, 2 if quick else 48, seed, per)
+        tell("turns", results)
         runs = LongRuns.draw(simulator, seeds, long, seed, per)
         frames = rollout(runs.start, runs.keys, runs.place, seed)
         results |= long_run_scores(frames, runs.keys, runs.place, runs.expected, judge)
+        tell("long runs", results)
         frames, keys = watched_model(runs, ReferencePlay(net, seeds, seed, steps), per)
         results["watched"] = long_run_scores(frames, keys, runs.place, runs.expected, judge)
+        tell("watched runs", results)
         if simulator_runs and not quick:
             drawn, keys = watched_simulator(runs, simulator, per)
             results["watched_simulator"] = long_run_scores(drawn, keys, runs.place, runs.expected, judge)
@@ -361,14 +371,22 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
     parser.add_argument("--name", default="model.safetensors")
     parser.add_argument("--json", action="store_true", help="indented JSON on standard output (always so)")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="file for the results; holds what is known after each part")
     parser.add_argument("--sheets", type=Path, help="folder for contact sheets")
     args = parser.parse_args(argv)
     keep: dict = {}
-    results = evaluate(args.quick, args.device, args.seed, args.weights, args.name, steps=args.steps, keep=keep)
+    began_s = time.monotonic()
+
+    def tell(part: str, results: dict) -> None:
+        print(f"{part}: done after {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)
+        if args.out:
+            args.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+
+    results = evaluate(
+        args.quick, args.device, args.seed, args.weights, args.name, steps=args.steps, keep=keep, tell=tell
+    )
+    tell("all", results)
     text = json.dumps(results, indent=2)
-    if args.out:
-        args.out.write_text(text + "\n", encoding="utf-8")
     if args.sheets:
         save_sheets(keep, args.sheets, args.name.split(".")[0] + f"_{results['conditions']['sampler_steps']}")
     print(text)
