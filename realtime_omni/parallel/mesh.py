@@ -4,13 +4,17 @@ Owns process groups and the shapes of what is exchanged. Must not know models, s
 are numbered ``sequence * tensor_size + tensor``; each owns the tokens of its number, in order. A *tensor* group shares
 matrices (its ranks hold some heads and some of the MLP each), a *sequence* group shares tokens of one set of matrices.
 
-Every collective is bounded by the groups' timeout. Shape legend: B rows, T tokens of a block, t of one rank, S and P the
+Every collective is bounded: on a CPU by the groups' timeout, on a CUDA device by whoever waits for it (:func:`finish`) or
+ends it (:meth:`Mesh.leave`). Shape legend: B rows, T tokens of a block, t of one rank, S and P the
 sizes of the sequence and the tensor group, H heads of a tensor rank, h = H / S.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +27,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 from torch.distributed.distributed_c10d import _abort_process_group
+
+log = logging.getLogger(__name__)
+
+ENDED_WITHIN_S = 10.0
+"""After it, groups that do not end are given up."""
 
 # Their names since torch 2.13, which warns about the older ones.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -91,6 +100,33 @@ class Meter:
         return sum(ms for _, ms in self.take_each())
 
 
+Watch = Callable[[], None]
+"""Raises when a rank is gone."""
+
+
+class Leash:
+    """Keeps the host a few layers ahead of a CUDA device, and never more.
+
+    The device's queue has about a thousand places. A launch that finds it full behind a collective whose partner is gone
+    waits for ever, some launches with the interpreter's lock held: then no other thread can look, act or end the process."""
+
+    EVERY, MARKS = 8, 4
+    """Collectives from one mark to the next; marks that the device may still have to reach."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._marks: deque[torch.cuda.Event] = deque()
+
+    def pull(self, watch: Watch, timeout_s: float) -> None:
+        """Before each collective. Raises as :func:`finish` does."""
+        self._count += 1
+        if self._count % self.EVERY:
+            return
+        if len(self._marks) == self.MARKS:
+            finish(self._marks.popleft(), watch, timeout_s)
+        self._marks.append(marked())
+
+
 class Mesh:
     """The groups of this process. One for a process: torch keeps the groups in a global."""
 
@@ -100,12 +136,18 @@ class Mesh:
         self.grid = grid
         self.device = device
         self.meter: Meter | None = None
+        self.watch: Watch = _nobody
+        """Asked while this process waits for the device; what it raises ends the wait."""
+        self._timeout_s = timeout_s
+        self._leash = Leash() if device.type == "cuda" else None
         backend = "nccl" if device.type == "cuda" else "gloo"
         timeout = timedelta(seconds=timeout_s)
         store = FileStore(str(rendezvous), grid.size)
         _meet(store, grid, timeout)
         dist.init_process_group(backend, store=store, rank=grid.rank, world_size=grid.size, timeout=timeout)
         self._left = False
+        self._leaving = threading.Lock()
+        self._groups: list[Any] = [dist.group.WORLD]
         try:
             self._join(timeout)
         except BaseException:
@@ -127,6 +169,7 @@ class Mesh:
         groups = [dist.new_group(list(ranks), timeout=timeout) for ranks in members]
         (own,) = (group for ranks, group in zip(members, groups, strict=True) if self.grid.rank in ranks)
         assert isinstance(own, dist.ProcessGroup)
+        self._groups.append(own)
         return own
 
     def broadcast(self, x: Tensor) -> Tensor:
@@ -139,6 +182,7 @@ class Mesh:
         """Begin to give ``sent[s]`` to rank s of the sequence group; the device goes on with what is asked of it next."""
         if self.grid.sequence_size == 1:
             return Exchange(sent, None, self)
+        self._pull()
         received = torch.empty_like(sent)
         return Exchange(
             received, dist.all_to_all_single(received, sent, group=self._sequence, async_op=True), self, sent
@@ -181,13 +225,26 @@ class Mesh:
         return x
 
     def leave(self) -> None:
-        """End all groups at once; what waits in a collective anywhere is let go with an error. Harmless to repeat, also when
-        the process has other groups since."""
-        if not self._left:
-            self._left = True
-            _abort_process_group()
+        """End all groups at once; what waits in a collective anywhere is let go with an error, and kernels that wait for
+        another rank end. From any thread; returns when that is so, or cannot be had in ``ENDED_WITHIN_S``. Harmless to repeat,
+        also when the process has other groups since."""
+        with self._leaving:
+            if not self._left:
+                self._left = True
+                if _all_end(self._groups):
+                    _abort_process_group()  # torch forgets them
+                else:
+                    log.error("a collective does not end on %s, which cannot be used any more", self.device)
+
+    def _pull(self) -> None:
+        if self._left:
+            raise RuntimeError("the groups of the ranks have ended")
+        if self._leash is not None:
+            self._leash.pull(self.watch, self._timeout_s)
 
     def _span(self, kind: str) -> _Span:
+        """Around a collective."""
+        self._pull()
         return _Span(self.meter, kind)
 
 
@@ -250,12 +307,30 @@ def _split(x: Tensor, ranks: int) -> Tensor:
     return x.reshape(B, ranks, T // ranks, *rest).transpose(0, 1).contiguous()
 
 
+def _nobody() -> None:
+    """Is watched."""
+
+
+def _all_end(groups: Sequence[Any]) -> bool:
+    """Abort them side by side: the end of one waits for the device, and so for the kernels of the others."""
+
+    def end(group: dist.ProcessGroup) -> None:
+        try:
+            group.abort()
+        except RuntimeError:
+            log.exception("a group of ranks did not end well")
+
+    threads = [threading.Thread(target=end, args=(group,), name="ranks-end", daemon=True) for group in groups]
+    for thread in threads:
+        thread.start()
+    deadline_s = time.monotonic() + ENDED_WITHIN_S
+    for thread in threads:
+        thread.join(max(deadline_s - time.monotonic(), 0.0))
+    return not any(thread.is_alive() for thread in threads)
+
+
 def _event(*, timed: bool = False) -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
-
-
-Watch = Callable[[], None]
-"""Raises when a rank is gone."""
 
 
 def marked() -> torch.cuda.Event:

@@ -4,17 +4,22 @@ Owns the processes and their pipes. Must not know what is said: messages are byt
 process; it sends every message to all others in one order, so that their collectives meet. A team is whole or lost: an
 operation that fails anywhere has left the ranks at different places, so the others are ended, too, and stay so until the
 server starts again (:attr:`Team.lost` says why).
+
+A thread sees the end of a rank's pipe. Whoever computes looks at ``lost`` where it waits for the device, and ends the team;
+where it waits otherwise (a copy, a launch), the thread ends the groups and the ranks, by which that wait ends.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import select
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,14 +35,27 @@ from realtime_omni.parallel.mesh import Grid, Mesh
 
 log = logging.getLogger(__name__)
 
-# NVLink multicast (NVLS) hung on shared hosts; ranks are on one host, so nothing needs to listen elsewhere; and a
-# collective that fails must not take rank 0's process, which has sessions to answer, with it.
+# NVLink multicast (NVLS) hung on shared hosts, and ranks are on one host, so nothing needs to listen elsewhere.
 _ENVIRONMENT = {
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_SOCKET_IFNAME": "lo",
     "GLOO_SOCKET_IFNAME": "lo",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
 }
+
+# A collective that fails or hangs must not take rank 0's process, which has sessions to answer, with it: torch's watchdog
+# neither handles it, nor ends the process for an error of the device or because it hangs itself. Another rank may well end.
+_OF_RANK_0 = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+}
+
+LOOK_S = 0.2
+"""Between two looks at what no pipe tells."""
+GRACE_S = 1.0
+"""For whoever computes to see that a rank is gone, before the groups are ended under it."""
+ENDED_WITHIN_S = 10.0
+"""A killed process, which may hang in a driver."""
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -91,7 +109,11 @@ class Team:
         self._folder = Path(tempfile.mkdtemp(prefix="realtime-omni-ranks-"))
         self._pipes: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        for name, value in _ENVIRONMENT.items():
+        self._due_s: float | None = None
+        """When what is under way must have ended."""
+        self._ended = threading.Event()
+        self._watcher = threading.Thread(target=self._look, name="ranks", daemon=True)
+        for name, value in (_ENVIRONMENT | _OF_RANK_0).items():
             os.environ.setdefault(name, value)
         rendezvous = self._folder / "rendezvous"
         try:
@@ -115,6 +137,8 @@ class Team:
             if own.type == "cuda":
                 torch.cuda.set_device(own)
             self.mesh = Mesh(grid, own, rendezvous, timeout_s)
+            self.mesh.watch = self.watch
+            self._watcher.start()
         except Exception as error:
             self._end("the ranks did not meet")
             raise BackendUnavailable(f"the ranks of the model did not meet: {type(error).__name__}") from error
@@ -122,8 +146,8 @@ class Team:
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "realtime_omni.parallel.worker", str(theirs.fileno()), str(self._folder)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        environment.pop("TORCH_NCCL_ASYNC_ERROR_HANDLING", None)  # a rank without sessions may well be torn down
+        environment = {name: value for name, value in os.environ.items() if name not in _OF_RANK_0}
+        environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
         self._processes.append(
             subprocess.Popen(  # noqa: S603 - this interpreter, and a number
                 command,
@@ -156,10 +180,28 @@ class Team:
         if (reason := self.lost) is not None:
             raise BackendUnavailable(f"{reason}; the server must be started again")
 
+    def _look(self) -> None:
+        """Until a rank has ended or is overdue, or the team was ended."""
+        hangup = select.poll()
+        ranks = {pipe.fileno(): rank for rank, pipe in enumerate(self._pipes, 1)}
+        for number in ranks:
+            hangup.register(number, 0)  # of nothing but its end
+        while self.lost is None:
+            for number, _ in hangup.poll(LOOK_S * 1000):
+                self._lost = self._lost or f"rank {ranks[number]} of {self.size} has ended"
+            due_s = self._due_s
+            if due_s is not None and time.monotonic() > due_s:
+                self._lost = self._lost or f"a pass over {self.size} ranks does not end"
+        if not self._ended.wait(GRACE_S):
+            self.mesh.leave()
+            self._kill()  # gloo waits on for a rank that hangs
+
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """An operation of all ranks: it succeeds, or the team is lost and BackendUnavailable is raised."""
+    def together(self, *, bounded: bool = True) -> Iterator[None]:
+        """An operation of all ranks: it succeeds, or the team is lost and BackendUnavailable is raised. ``bounded``: by twice
+        the timeout, for this process may compile first, and then wait for another that does."""
         self.watch()
+        self._due_s = time.monotonic() + 2 * self.timeout_s if bounded else None
         done = False
         try:
             yield
@@ -169,6 +211,7 @@ class Team:
             log.exception("the ranks are lost")
             raise BackendUnavailable(f"{reason}; the server must be started again") from error
         finally:
+            self._due_s = None
             if not done:
                 self._end(self.lost or f"a pass over {self.size} ranks failed")
 
@@ -185,7 +228,7 @@ class Team:
 
     def wait_ready(self) -> None:
         """Until every rank has built its part, as long as that takes. Raises BackendUnavailable when one cannot."""
-        with self.together():
+        with self.together(bounded=False):
             for pipe in self._pipes:
                 self._answer(pipe, bounded=False)
 
@@ -204,13 +247,24 @@ class Team:
         """End every rank; harmless to repeat."""
         self._end("the ranks were closed")
 
-    def _end(self, reason: str) -> None:
-        self._lost = self._lost or reason
-        if hasattr(self, "mesh"):
-            self.mesh.leave()
-        for pipe in self._pipes:
-            pipe.close()  # a rank that waits for a message ends by this
+    def _kill(self) -> None:
         for process in self._processes:
             process.kill()  # it holds nothing that is worth a farewell, and may hang in a collective
-            process.wait()
+
+    def _end(self, reason: str) -> None:
+        self._lost = self._lost or reason
+        self._ended.set()
+        if hasattr(self, "mesh"):
+            self.mesh.leave()
+        self._kill()
+        deadline_s = time.monotonic() + ENDED_WITHIN_S
+        for process in self._processes:
+            try:
+                process.wait(max(deadline_s - time.monotonic(), 0.0))
+            except subprocess.TimeoutExpired:
+                log.error("rank process %d was killed and does not end", process.pid)
+        if self._watcher.ident is not None:
+            self._watcher.join()  # it looks at the pipes
+        for pipe in self._pipes:
+            pipe.close()
         shutil.rmtree(self._folder, ignore_errors=True)

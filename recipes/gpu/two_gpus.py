@@ -1,25 +1,28 @@
 """What two GPUs of one host make of LingBot-World's geometry, in one process and one team of ranks. JSON lines.
 
-    PYTHONPATH=.:protocols:clients/python python recipes/gpu/two_gpus.py [--limit-s 205]
+    PYTHONPATH=.:protocols:clients/python python recipes/gpu/two_gpus.py [--limit-s 205] [--parts killed elsewhere]
     ... two_gpus.py --device cpu --scale tiny --dtype float32 --limit-s 120 --blocks 2 --no-compile       (its rehearsal)
 
 ``recipes/gpu/parallel_speed.py`` asks more, each in processes of its own; here the weights are drawn once. Definitions are
-those of :mod:`realtime_omni.bench.lingbot_ranks`. Parts, the most important first, each begun only when there is time for it:
+those of :mod:`realtime_omni.bench.lingbot_ranks`. Parts, the most important first, each begun only when there is time for it.
+``--parts`` runs only some; a part that needs what one before has left then makes it or does without:
 
 ``sp2``            latents; milliseconds a block that each kind of exchange holds rank 0 up.
 ``pixels``         the same session, decoded by Wan's decoder on rank 0's device, beside the passes.
 ``one``            rank 0's weights as a whole network on its device alone, latents, and the speed-up.
 ``no overlap``     queries, keys and values exchanged together; how far its first block is from that of ``one``.
 ``fp8``            matrices in eight bits on both ranks, and the error of its first block.
-``killed``         the second rank dies within a block: what the session is told, and when.
+``killed``         the second rank dies within a block: what the session is told, and when; and when the device is idle then.
 ``elsewhere``      the whole network on the first device, Wan's decoder on the second.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import json
+import logging
 import os
 import signal
 import statistics
@@ -59,6 +62,7 @@ EXCHANGES = ("values", "keys", "queries", "outputs")
 """Of a layer, in the order in which rank 0 waits for them."""
 TIMEOUT_S = 90.0
 """Of a pass: the other rank may be compiling."""
+PARTS = ("sp2", "pixels", "one", "no overlap", "fp8", "killed", "elsewhere")
 KILL_AFTER_S = 0.4
 LOST_WITHIN_S = 60.0
 
@@ -129,6 +133,8 @@ class Bench:
 
     def part(self, name: str, needs_s: float, work: Callable[[], dict[str, Any]]) -> None:
         """``needs_s``: on two H200s, compiled."""
+        if name not in self.args.parts:
+            return
         left_s = self.end_s - time.monotonic()
         if left_s < needs_s:
             say(name, skipped=f"{left_s:.0f} of {needs_s:.0f} s are left")
@@ -189,10 +195,15 @@ class Bench:
             return None
         return str(self.team.mesh.device)
 
-    def sp2(self) -> dict[str, Any]:
+    def warm(self) -> InlineEngine:
+        """The ranks' engine with Wan's decoder and a warm session "a"."""
         engine = self.open(self.network, device=self.team.mesh.device, decoder=self.pictures())
         start(engine, "a")
         walk(engine, "a", self.full + CONSTANT_AFTER)
+        return engine
+
+    def sp2(self) -> dict[str, Any]:
+        engine = self.warm()
         passes = Passes(self.network)
         found = self.steady("a", LATENTS, self.args.blocks)
         self.found["sp2_ms"] = found["block_ms"]["p50"]
@@ -216,6 +227,8 @@ class Bench:
         }
 
     def pixels(self) -> dict[str, Any]:
+        if self.engine is None:
+            self.warm()
         assert self.engine is not None
         found = self.steady("a", PICTURES, self.args.blocks)
         return found | {"latency_ms": latency_ms(self.engine, "a", PICTURES)}
@@ -229,6 +242,8 @@ class Bench:
         start(engine, "a")
         walk(engine, "a", self.full)
         found = self.steady("a", LATENTS, 6)
+        if "sp2_ms" not in self.found:
+            return found
         return found | {"speed_up": round(found["block_ms"]["p50"] / self.found["sp2_ms"], 3)}
 
     def elsewhere(self) -> dict[str, Any]:
@@ -252,8 +267,11 @@ class Bench:
         return found | {"difference": difference, "error": relative_error(first, whole)}
 
     def fp8(self) -> dict[str, Any]:
-        if self.engine is None or self.engine.state_of("b") is None:
-            raise RuntimeError("the ranks' engine is not there")
+        if "b" not in self.found:
+            engine = self.open(self.network, device=self.team.mesh.device, decoder=None)
+            start(engine, "b")
+            self.found["b"] = walk(engine, "b", self.full)
+        assert self.engine is not None
         self.all("fp8")
         first = first_block(self.engine, "first")
         found = self.steady("b", LATENTS, self.args.blocks)
@@ -268,8 +286,9 @@ class Bench:
         """A rank dies while the device works for it."""
         if "b" not in self.found:  # the part that opens the ranks' engine for it had no time
             start(self.open(self.network, device=self.team.mesh.device, decoder=None), "b")
-        assert self.engine is not None
-        walk(self.engine, "b", 1)
+        engine = self.engine
+        assert engine is not None
+        walk(engine, "b", 2)
         at: list[float] = []
 
         def kill() -> None:
@@ -282,18 +301,29 @@ class Bench:
         blocks = 0
         while time.monotonic() < deadline_s:
             try:
-                walk(self.engine, "b", 1)
+                walk(engine, "b", 1)
                 blocks += 1
             except OmniError as error:
                 told = f"{error.code}: {error}"
                 break
         after_s = time.monotonic() - at[0]
+        found = {"told": told, "after_s": round(after_s, 3), "blocks_before": blocks}
+        say("killed: told", **found)  # what comes next may not end
+        refused = {
+            "b": self.refusal(lambda: walk(engine, "b", 1)),
+            "new": self.refusal(lambda: start(engine, "another")),
+        }
+        if self.cuda:
+            torch.cuda.synchronize(self.team.mesh.device)
+            found["idle_after_s"] = round(time.monotonic() - at[0], 3)
+        return found | {"refused": refused, "fault": self.network.fault}
+
+    def refusal(self, work: Callable[[], Any]) -> str:
         try:
-            walk(self.engine, "b", 1)
-            then = "a block"
+            work()
         except OmniError as error:
-            then = str(error.code)
-        return {"told": told, "after_s": round(after_s, 3), "blocks_before": blocks, "asked_again": then}
+            return str(error.code)
+        return "nothing"
 
 
 def say(part: str, **what: Any) -> None:
@@ -301,11 +331,14 @@ def say(part: str, **what: Any) -> None:
 
 
 def end_at(limit_s: float) -> None:
-    """Whatever hangs then."""
+    """Whatever hangs then, and also where the interpreter's lock is held: then without a word, but with the stacks."""
 
     def end() -> None:
         say("out of time", limit_s=limit_s)
+        faulthandler.dump_traceback()
         os._exit(3)  # the ranks end with their pipes
+
+    faulthandler.dump_traceback_later(limit_s + 3, exit=True)
 
     timer = threading.Timer(limit_s, end)
     timer.daemon = True
@@ -320,7 +353,9 @@ def main() -> int:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--no-compile", dest="compile", action="store_false")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
     args = parser.parse_args()
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
     end_at(args.limit_s + 5)
     sys.path.insert(0, str(Path(__file__).resolve().parent))  # the other ranks import this file
     began_s = time.monotonic()
@@ -340,4 +375,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # what a device still does must not keep the process alive

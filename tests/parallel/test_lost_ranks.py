@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,8 +22,8 @@ import torch
 from parallel.tiny_ranks import config, ranked, start
 from realtime_omni.errors import BackendUnavailable, ErrorCode
 from realtime_omni.manager import SessionManager
-from realtime_omni.parallel import team
-from realtime_omni.parallel.mesh import Mesh
+from realtime_omni.parallel import mesh, team
+from realtime_omni.parallel.mesh import Leash, Mesh
 from realtime_omni.parallel.team import Hello
 from realtime_omni.testing.inline import InlineEngine
 
@@ -54,6 +55,148 @@ def test_a_rank_that_is_lost_fails_the_sessions_with_a_code_and_is_seen(how: sig
     engine.close("a")
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])
+def test_a_wait_that_sees_nothing_ends_with_the_groups(how: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a copy from a device does, behind a collective whose partner is gone."""
+    model = start(2, 1)
+    engine = InlineEngine(model, config(sp=2))
+    engine.create("a", seed=5)
+    engine.next("a")
+    network = ranked(model)
+    ranks, ended = network.transformer.mesh, threading.Event()
+    monkeypatch.setattr(network._team, "timeout_s", 0.5)
+    leave = ranks.leave
+
+    def left() -> None:
+        leave()
+        ended.set()
+
+    def stuck(x: torch.Tensor) -> torch.Tensor:
+        os.kill(network.processes[0], how)
+        assert ended.wait(20), "nobody has ended the groups"
+        return x
+
+    monkeypatch.setattr(ranks, "leave", left)
+    monkeypatch.setattr(ranks, "everybody", stuck)
+    began_s = time.monotonic()
+    with pytest.raises(BackendUnavailable, match=r"has ended|does not end"):
+        engine.next("a")
+    assert time.monotonic() - began_s < 10
+    with pytest.raises(BackendUnavailable):
+        engine.create("b", seed=1)
+    engine.close("a")
+
+
+def test_a_collective_that_waits_for_a_rank_that_hangs_is_ended_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = start(2, 1, timeout_s=120.0)
+    engine = InlineEngine(model, config(sp=2))
+    engine.create("a", seed=5)
+    engine.next("a")
+    network = ranked(model)
+    monkeypatch.setattr(network._team, "timeout_s", 0.5)
+    os.kill(network.processes[0], signal.SIGSTOP)
+    began_s = time.monotonic()
+    with pytest.raises(BackendUnavailable, match="does not end"):
+        engine.next("a")
+    assert time.monotonic() - began_s < 20
+    engine.close("a")
+
+
+class Far:
+    """A mark that a device reaches when it is told."""
+
+    def __init__(self) -> None:
+        self.reached = False
+
+    def query(self) -> bool:
+        return self.reached
+
+
+def test_the_host_is_a_bounded_number_of_collectives_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks: list[Far] = []
+
+    def marked() -> Far:
+        marks.append(Far())
+        return marks[-1]
+
+    monkeypatch.setattr(mesh, "marked", marked)
+    leash = Leash()
+    most = Leash.EVERY * (Leash.MARKS + 1) - 1
+
+    def gone() -> None:
+        raise BackendUnavailable("rank 1 is gone")
+
+    for _ in range(most):
+        leash.pull(gone, 60.0)
+    with pytest.raises(BackendUnavailable):
+        leash.pull(gone, 60.0)
+    leash = Leash()
+    marks.clear()
+    for _ in range(most):
+        leash.pull(lambda: None, 0.01)
+    with pytest.raises(TimeoutError):
+        leash.pull(lambda: None, 0.01)
+    leash = Leash()
+    marks.clear()
+    for number in range(10 * most):
+        for mark in marks[:-2]:
+            mark.reached = True
+        leash.pull(gone, 60.0)
+        assert len(marks) == (number + 1) // Leash.EVERY
+
+
+class Group:
+    def __init__(self, end: Callable[[], object]) -> None:
+        self.abort = end
+
+
+def test_groups_are_ended_side_by_side_and_those_that_do_not_end_are_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = threading.Barrier(2)
+    assert mesh._all_end([Group(lambda: both.wait(20)), Group(lambda: both.wait(20))])
+    monkeypatch.setattr(mesh, "ENDED_WITHIN_S", 0.05)
+    never = threading.Event()
+    assert not mesh._all_end([Group(lambda: never.wait(20))])
+    never.set()
+
+
+def test_a_rank_in_a_collective_ends_with_rank_0() -> None:
+    """Rank 0 is killed when the other has been told to take part in something that it never does itself."""
+    code = (
+        "import time, msgspec\n"
+        "from parallel.tiny_ranks import ranked, start\n"
+        "from realtime_omni.models.common.wan.ranks import Input, Text\n"
+        "network = ranked(start(2, 1))\n"
+        "network._tell(Text([], 1, Input((4, 8), 'float32')))\n"
+        "print(*network.processes, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", code]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+    try:
+        assert first.stdout is not None
+        other = int(first.stdout.readline())
+        time.sleep(0.2)  # it begins to wait
+        os.kill(other, 0)
+    finally:
+        first.kill()
+        first.wait()
+    deadline_s = time.monotonic() + 20
+    while runs(other):
+        assert time.monotonic() < deadline_s, "the rank outlives rank 0"
+        time.sleep(0.05)
+
+
+def runs(process: int) -> bool:
+    """Is it there, and more than a name that nobody has asked after."""
+    try:
+        return ") Z" not in Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
 
 
 def test_a_rank_that_cannot_build_its_part_is_no_team() -> None:

@@ -129,7 +129,9 @@ class RankedNetwork:
         with self._team.together():
             self._tell(Text(self._take_forgotten(), number, _input(features)))
             self._mesh.broadcast(features.contiguous())
-            return self._remembered(number, text_of_row(self.transformer, features))
+            made = text_of_row(self.transformer, features)
+            self._keep_pace(last=True)
+            return self._remembered(number, made)
 
     def camera(self, pictures: Tensor) -> tuple[KeysValues, ...]:
         number = next(self._numbers)
