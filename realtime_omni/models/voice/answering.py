@@ -134,7 +134,9 @@ class Answerer:
         if response.text_only or not board.cast.asking.speaks:
             self._write(response, text, done=done)
             return None
-        response = take_clauses(response, text, done=done)
+        before, response = response.cut, take_clauses(response, text, done=done)
+        if done and response.prompt is not None and response.remember and before < len(text) <= response.cut:
+            board.prepare(self._remembered(response, text))  # once, while the rest of it sounds
         clip_of = partial(board.cast.asking.clip, call=board.call)
         waiting = response.clauses
         response, audio, told = sound(response, board.cast.spec.output_samples, clip_of)
@@ -184,9 +186,13 @@ class Answerer:
         board.signals.append(ResponseEnded(response.id, reason, usage))
         board.set(response=None, quiet_from_ms=board.end_ms)
         if response.remember:
-            words = response.words if response.sounded_ms else ()
-            board.set(entries=conversation.settle(board.facts.entries, response.id, said, words))
+            board.set(entries=self._remembered(response, said))
             board.prepare()
+
+    def _remembered(self, response: Response, said: str) -> conversation.Entries:
+        """The conversation behind a response that came to ``said``."""
+        words = response.words if response.sounded_ms else ()
+        return conversation.shorten(conversation.settle(self._board.facts.entries, response.id, said, words))
 
 
 def _undecided(response: Response) -> bool:

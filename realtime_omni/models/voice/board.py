@@ -97,7 +97,8 @@ class Board:
             self.cast.language.drop(self.facts.guess, self.call)
         self.set(guess=None)
 
-    def prepare(self) -> None:
-        """Let the language model read what the next question will begin with."""
+    def prepare(self, entries: conversation.Entries | None = None) -> None:
+        """Let the language model read what the next question will begin with. ``entries``: the conversation by then."""
         if self.cast.language is not None:
-            self.cast.language.prepare(*conversation.reading(self.facts.instructions, self.facts.entries))
+            entries = self.facts.entries if entries is None else entries
+            self.cast.language.prepare(*conversation.reading(self.facts.instructions, entries))

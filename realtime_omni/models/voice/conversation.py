@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from realtime_omni.models.voice.speaker import Called, Returned, Said
-from realtime_omni.models.voice.state import MOST_ENTRIES, Entry, Word
+from realtime_omni.models.voice.state import KEPT_ENTRIES, MOST_ENTRIES, Entry, Word
 
 MOST_CHARS = 2000
 """Of one entry; what is longer could not be read by a model of 512 tokens anyway."""
@@ -19,7 +19,8 @@ Entries = tuple[Entry, ...]
 
 
 def add(entries: Entries, entry: Entry, after: str | None = None) -> Entries:
-    """With one more at the end, behind the one named ``after``, or (``""``) at the beginning. The oldest one may go for it."""
+    """With one more at the end, behind the one named ``after``, or (``""``) at the beginning. The oldest one may go for it,
+    but in a talk :func:`shorten` made room before."""
     where = len(entries)
     if after is not None:
         where = 0 if after == "" else next((i + 1 for i, e in enumerate(entries) if e.id == after), where)
@@ -41,6 +42,12 @@ def settle(entries: Entries, response: str, text: str, words: tuple[Word, ...]) 
     return tuple(
         replace(e, text=text, words=words) if e.id == response and e.role == "assistant" else e for e in entries
     )
+
+
+def shorten(entries: Entries) -> Entries:
+    """Without the oldest ones once there are many, between two exchanges, and many at once. What goes while a question is
+    asked changes what the language model was about to read."""
+    return entries if len(entries) <= (KEPT_ENTRIES + MOST_ENTRIES) // 2 else entries[-KEPT_ENTRIES:]
 
 
 def cut(entries: Entries, response: str, heard_ms: float) -> Entries:

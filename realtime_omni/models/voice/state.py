@@ -23,7 +23,9 @@ Kept = NDArray[np.int16]
 Prompt = tuple[int, ...] | str
 """What a language model is asked: tokens, or an endpoint's messages as JSON."""
 
-MOST_ENTRIES = 64
+MOST_ENTRIES = 96
+KEPT_ENTRIES = 64
+"""Of a conversation that has become long, once an answer is over (:func:`.conversation.shorten`)."""
 MOST_PENDING = 8
 MOST_UNTOLD = 2
 MOST_TIMERS = 16

@@ -122,7 +122,7 @@ class Listener:
     def _speculate(self, words: str) -> None:
         """Begin the answer and its sound before it is sure that the turn is over; the same is asked when it is."""
         board, language = self._board, self._board.cast.language
-        entries = (*board.facts.entries, Entry("", "user", words))
+        entries = conversation.add(board.facts.entries, Entry("", "user", words))
         busy = board.facts.response is not None or board.facts.untold
         guess = Response("")
         if busy:

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from models.voice.stand_ins import ANSWER, SAMPLES_A_LETTER, hum, parts, voice
+from models.voice.stand_ins import ANSWER, SAMPLES_A_LETTER, Language, hum, parts, voice
 from realtime_omni.engine import commands as c
 from realtime_omni.errors import ArgumentError
 from realtime_omni.models.base import PackedState
 from realtime_omni.models.voice.listening import WINDOW_MS, listen, silence_limit_ms
 from realtime_omni.models.voice.model import EmbeddedVoice
 from realtime_omni.models.voice.skills.table import TOOLS
-from realtime_omni.models.voice.state import Ears, Manners
+from realtime_omni.models.voice.speaker import Draft
+from realtime_omni.models.voice.state import KEPT_ENTRIES, MOST_ENTRIES, Ears, Manners
 from realtime_omni.session.frame import (
     AddText,
     Cancel,
@@ -142,6 +143,52 @@ def test_a_question_is_heard_understood_and_answered(talk):
         ("user", "What is the capital of France?"),
         ("assistant", answer),
     ]
+
+
+class Asked(Language):
+    """Keeps what it is asked, each once."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def draft(self, prompt, limit=60, call=""):
+        if prompt not in self.asked:
+            self.asked.append(prompt)
+        return Draft("I see.", 3, True, False)
+
+
+def test_a_question_is_asked_as_it_was_begun_and_prepared_for_however_long_the_call():
+    """The oldest entries go between two exchanges: in the middle of one they would change the question."""
+    language = Asked()
+    talk = Talk(voice(language=language))
+    turns = [AddText(f"{i}", role="user" if i % 2 == 0 else "assistant") for i in range(MOST_ENTRIES - 20)]
+    talk.tell(*turns)
+    sizes = []
+    for number in range(16):
+        prepared = language.prompt(*language.reads[-1]) if language.reads else ()
+        talk.hear(hum(0.1, 400))
+        talk.until(ResponseEnded)
+        assert len(language.asked) == number + 1, "it was begun in the pause, and nothing else was asked"
+        assert language.asked[-1][: len(prepared)] == prepared
+        sizes.append(len(talk.facts.entries))
+    assert KEPT_ENTRIES == min(sizes) < max(sizes) <= MOST_ENTRIES - 16
+
+
+def test_what_comes_behind_an_answer_is_read_while_it_sounds(talk):
+    language = talk.model._parts.language
+    talk.hear(hum(0.1, 800))
+    talk.until(Speaking)
+    while not language.reads:
+        assert not talk.of(ResponseEnded)
+        talk.frame()
+    [(_, said)] = language.reads
+    assert said == (
+        ("user", "What is the capital of France?"),
+        ("assistant", ANSWER + "What is the capital of France?"),
+    )
+    talk.until(ResponseEnded)
+    assert language.reads[1:] == language.reads[:1], "of what was said then, the same"
 
 
 def test_words_are_told_when_they_sound_and_in_order(talk):

@@ -177,29 +177,56 @@ def test_old_turns_make_room_several_at_once_and_the_last_one_is_always_there(la
     language.draft(language.prompt("x" * 1000, [("user", "y" * 1000)]))
 
 
+def a_talk(exchanges, more=""):
+    """Some turns have ``more`` of the same."""
+    return [("user" if i % 2 == 0 else "assistant", f"{i}" + more * (i % 7)) for i in range(2 * exchanges)]
+
+
 def test_a_long_conversation_is_read_from_its_last_turns(tiny):
-    language = Language(tiny[0], calls=2, context=256, threaded=False)
-    said = [("user" if i % 2 == 0 else "assistant", str(i % 10)) for i in range(11)]
+    language, said = Language(tiny[0], calls=2, context=256, threaded=False), a_talk(6)
     read = [
         language._tokens._tokenizer.decode(list(language.prompt("s", said[:n])), skip_special_tokens=False)
-        for n in (8, 9, 11)
+        for n in (1, 3, 5, 7, 9, 11)
     ]
-    assert [text.count("<|im_start|>") for text in read] == [8, 7, 7]  # with the system's and the one to come
+    assert [text.count("<|im_start|>") - 2 for text in read] == [1, 3, 5, 3, 5, 3]  # system's and the one to come apart
+    assert all(f"<|im_start|>user\n{n - 1}" in text for n, text in zip((1, 3, 5, 7, 9, 11), read, strict=True))
 
 
-@pytest.mark.parametrize("turns", [2, 8, 10, 12])
-def test_only_the_users_words_are_left_to_read_when_the_oldest_turns_go(tiny, turns):
-    language = Language(tiny[0], calls=2, context=240, threaded=False)
-    said = [("user" if i % 2 == 0 else "assistant", str(i % 10)) for i in range(turns)]
-    language.prepare("s", said)
-    ready = language._sequences.tokens(language._sequences.names[-1])
-    following = language.prompt("s", [*said, ("user", "and then?")])
-    assert following[: len(ready)] == ready
+@pytest.mark.parametrize("kept", [1000, 64, 63, 7])
+def test_only_the_users_words_are_left_to_read_however_long_the_talk(tiny, kept):
+    """``kept``: turns that the conversation still has, the newest ones."""
+    language, said = Language(tiny[0], calls=1, context=240, threaded=False), a_talk(40, more=" very")
     tokens = language._tokens
-    assert following[len(ready) :] == (
-        *tokens.turn("user", "and then?")[len(tokens.opening("user")) :],
-        *tokens.opening("assistant"),
-    )
+    new = (*tokens.turn("user", "and then?")[len(tokens.opening("user")) :], *tokens.opening("assistant"))
+    for turns in range(0, len(said) + 1, 2):
+        so_far = said[:turns][-kept:]
+        language.prepare("s", so_far)
+        following = language.prompt("s", [*so_far, ("user", "and then?")])
+        assert language._sequences.knows(following[: -len(new)])
+        assert following[-len(new) :] == new
+
+
+def test_long_turns_go_sooner_and_leave_half_of_the_room_to_the_question(tiny):
+    language = Language(tiny[0], calls=1, context=256, threaded=False)
+    for turn in ("x" * 15, "x" * 40):
+        said = [("user", "hi"), ("assistant", turn), ("user", "yes"), ("assistant", turn)]
+        so_far = language._so_far("s", said)
+        text = language._tokens.decode(so_far)
+        assert text.count(turn) == (2 if len(turn) == 15 else 1)
+        assert len(language.prompt("s", [*said, ("user", "y" * 60)])) == len(so_far) + len(
+            language._tokens.turn("user", "y" * 60)
+        ) + len(language._tokens.opening("assistant"))
+
+
+def test_what_is_read_already_is_not_read_again(tiny):
+    language = Language(tiny[0], calls=1, context=240, threaded=False)
+    before, passes = language._sequences.names, language._sequences.book.statistics
+    language.prepare("s", a_talk(2))
+    read = language._sequences.names
+    committed = passes().blocks_committed
+    language.prepare("s", a_talk(2))
+    assert language._sequences.names == read != before
+    assert passes().blocks_committed == committed
 
 
 def test_an_answer_is_the_same_asked_again_forgotten_or_prepared(tiny, language):

@@ -136,6 +136,9 @@ class Answerer:
             if answer.stopped:
                 answer.done = answer.failed = True
                 continue
+            if not answer.limit and self._sequences.knows(answer.prompt):
+                answer.done = True
+                continue
             if self._sequences.full:
                 self._sequences.end(self._idle())
             answer.name = str(next(self._names))

@@ -24,10 +24,9 @@ from realtime_omni.models.voice.state import NO_TOOLS, Offer, Prompt
 MOST_TOKENS = 60
 """Of an answer: twenty seconds of speech."""
 _CHUNK = 16
-_MOST_TURNS = 6
-"""Of both sides: a small model answers worse the more it has read, above all of its own words, which it repeats."""
-_STRIDE = 2
-"""A prompt that is too long loses this many turns at once: the ones after it then still begin alike."""
+_MOST_TURNS, _LEAST_TURNS = 4, 2
+"""Of both sides, before a question: with more, or in half of the room, only the newest stay. A small model answers worse the
+more it has read, above all of its own words, which it repeats."""
 _MOST_KEPT = 64
 
 T = TypeVar("T")
@@ -77,16 +76,19 @@ class Language:
 
     def prompt(self, system: str | None, said: Sequence[Said], offer: Offer = NO_TOOLS) -> Tokens:
         """Tokens of the conversation up to the assistant's next turn, without its oldest turns where they do not fit."""
-        return (*self._so_far(system, _merge(said), coming=0), *self._tokens.opening("assistant"))
+        return (*self._so_far(system, said), *self._tokens.opening("assistant"))
 
-    def _so_far(self, system: str | None, said: Sequence[tuple[Role, str]], *, coming: int) -> Tokens:
-        """The prompt's turns, where ``coming`` more will be in the prompt that begins like this."""
+    def _so_far(self, system: str | None, said: Sequence[Said]) -> Tokens:
+        """The turns that are read."""
         head = self._turn("system", SYSTEM if system is None else system)[: self.context // 2]
         room = self.context - len(head) - len(self._tokens.opening("assistant")) - MOST_TOKENS
-        turns = [self._turn(role, text) for role, text in said]
-        first = max(0, -(-(len(turns) + coming - _MOST_TURNS) // _STRIDE) * _STRIDE)
+        turns, first = list[Tokens](), 0
+        for role, text in _merge(said):
+            turns.append(self._turn(role, text))
+            if role == "assistant":  # what goes does not depend on the question, so that it can be prepared for
+                first = _oldest(turns, first, room // 2)
         while first < len(turns) and sum(map(len, turns[first:])) > room:
-            first += _STRIDE
+            first += 2  # an exchange
         body = [token for turn in turns[first:] for token in turn]
         if not body and turns:
             body = list(turns[-1][-room:])
@@ -125,10 +127,7 @@ class Language:
 
     def prepare(self, system: str | None, said: Sequence[Said]) -> None:
         """Compute what the next prompt will begin with: the conversation so far, and that the user speaks."""
-        merged = _merge(said)
-        coming = 0 if merged and merged[-1][0] == "user" else 1  # a user who was not answered goes on in the same turn
-        so_far = self._so_far(system, merged, coming=coming)
-        self._answerer.ask((*so_far, *self._tokens.opening("user")), limit=0)
+        self._answerer.ask((*self._so_far(system, said), *self._tokens.opening("user")), limit=0)
         self._finish()
 
     def watch(self, notice: Callable[[], None]) -> None:
@@ -152,6 +151,14 @@ def _keep(known: OrderedDict[Tokens, T], prompt: Tokens, value: T) -> list[T]:
     """Remember ``value`` as the newest; returns the oldest ones that had to go."""
     known[prompt] = value
     return [known.popitem(last=False)[1] for _ in range(len(known) - _MOST_KEPT)]
+
+
+def _oldest(turns: Sequence[Tokens], first: int, room: int) -> int:
+    """Which turn is read first behind the newest one of the assistant, where it was ``first``. Several go at once: the prompts
+    until then begin alike."""
+    if len(turns) - first <= _MOST_TURNS and sum(map(len, turns[first:])) <= room:
+        return first
+    return max(first, len(turns) - _LEAST_TURNS)
 
 
 def _merge(said: Sequence[Said]) -> list[tuple[Role, str]]:

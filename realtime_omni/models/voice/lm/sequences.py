@@ -98,6 +98,14 @@ class Sequences:
         self._tokens[name] = list(prompt[:shared])
         return shared
 
+    def knows(self, tokens: Sequence[int]) -> bool:
+        """Whether a sequence begins with all of ``tokens``, which is used by being asked for."""
+        source, shared = self._closest(tokens)
+        if source is None or shared < len(tokens):
+            return False
+        self.book.touch(source)
+        return True
+
     def end(self, name: str) -> None:
         """Forget a sequence; its pages live on where others share them. Raises KeyError."""
         self.book.end(name)
