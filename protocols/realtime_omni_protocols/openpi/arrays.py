@@ -133,10 +133,18 @@ def _view(data: object, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
             return np.empty(shape, dtype)
         except ValueError:
             raise _bad("the shape is too large") from None
+    if dtype.kind == "U":
+        _check_text(np.frombuffer(data, f"{dtype.byteorder}u4"))
     flat: Array = np.frombuffer(data, dtype)
     if not flat.flags.aligned:
         flat = flat.copy()
     return flat.reshape(shape)
+
+
+def _check_text(codes: Array) -> None:
+    """numpy takes any number for a character, and fails when somebody reads it."""
+    if (codes > 0x10FFFF).any() or ((codes >= 0xD800) & (codes <= 0xDFFF)).any():
+        raise _bad("this text has numbers in it that are no characters")
 
 
 def _shape(value: object) -> tuple[int, ...]:

@@ -223,9 +223,9 @@ class PolicyServerSide:
             return "infer"
         endpoint = message.pop("endpoint")
         self.row = WITH_ENDPOINT.get(self.row, self.row)
-        if endpoint not in ("infer", "reset"):
+        if not isinstance(endpoint, str) or endpoint not in ("infer", "reset"):
             raise PolicyError(PolicyCode.BAD_MESSAGE, "an endpoint is infer or reset", "$.endpoint")
-        return str(endpoint)
+        return endpoint
 
     def _switch(self, label: str | None) -> bool:
         """Whether this request leaves the session before it. A request without a label stays in the current one."""

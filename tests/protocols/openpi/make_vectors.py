@@ -132,6 +132,9 @@ def arrays() -> None:
     changed("a kind that is not the type's", "bad_array", P_JOINTS, joints=mixed)
     scalar = {b"__npgeneric__": True, b"data": 300, b"dtype": "|u1"}
     changed("a scalar that does not fit its dtype", "bad_array", P_GRIPPER, gripper=scalar)
+    for kind, code in (("beyond Unicode", b"\xff" * 4), ("that is half of a pair", b"\x00\xd8\0\0")):
+        text = {b"__ndarray__": True, b"data": code, b"dtype": "<U1", b"shape": [1]}
+        changed(f"an array of text with a character {kind}", "bad_array", "$.prompt", prompt=text)
 
 
 def cameras() -> None:
@@ -220,6 +223,8 @@ def requests() -> None:
     changed("more steps than allowed", "steps_invalid", path, alternating, sampling_params={"num_inference_steps": 11})
     changed("a sampling parameter nobody has", "key_unknown", path, alternating, sampling_params={"temperature": 1.0})
     changed("an endpoint nobody has", "bad_message", "$.endpoint", "roboarena, dreamzero", endpoint="train")
+    twice = array([1, 2], "<i4")
+    changed("an endpoint that is an array", "bad_message", "$.endpoint", "roboarena, dreamzero", endpoint=twice)
     bad("a request without its endpoint", "bad_message", "$.endpoint", msgpack.packb(GOOD), "roboarena, dreamzero")
 
 

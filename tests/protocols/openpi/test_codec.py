@@ -219,6 +219,8 @@ def test_pickled_objects_records_and_complex_numbers_of_msgpack_numpy_are_refuse
         msgpack.packb({b"__npgeneric__": True, b"data": "1", b"dtype": "<f4"}),
         msgpack.packb({b"__npgeneric__": True, b"data": True, b"dtype": "<f4"}),
         msgpack.packb({b"__npgeneric__": True, b"data": 1, b"dtype": "|b1"}),
+        msgpack.packb({"nd": False, "type": ">U1", "data": b"\x00\x11\x00\x00"}),
+        msgpack.packb({"nd": False, "type": "<U2", "data": b"a\0\0\0\xff\xdf\0\0"}),
     ],
     ids=lambda frame: frame.hex()[-40:],
 )
