@@ -26,17 +26,19 @@ PICTURES = 4
 @dataclass(frozen=True, slots=True)
 class Robot:
     """What a robot sends and gets: pictures [``side``, ``side``, 3] of ``cameras``, a state of ``state_dim`` values; chunks of
-    ``chunk`` (horizon, action channels)."""
+    ``chunk`` (horizon, action channels). ``hz`` and ``observations``: how often it asks, and how many times, unless told."""
 
     cameras: tuple[str, ...]
     side: int
     state_dim: int
     chunk: tuple[int, int]
+    hz: float
+    observations: int
 
 
-THREE_CAMERAS = Robot(("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"), 224, 32, (50, 32))
-TABLETOP = Robot(("top", "wrist"), 96, 5, (16, 3))
-"""tiny-policy's."""
+THREE_CAMERAS = Robot(("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"), 224, 32, (50, 32), 15.0, 150)
+TABLETOP = Robot(("top", "wrist"), 96, 5, (16, 3), 1.25, 40)
+"""tiny-policy's, which executes eight actions of a chunk, ten in a second, before it asks again."""
 
 
 @dataclass(slots=True)
@@ -53,12 +55,14 @@ Ask = Callable[[int, int], Awaitable[Answer]]
 
 @dataclass(slots=True)
 class Load:
-    """What robots saw. ``latency_ms`` counts from when an observation was due, also when it had to wait for the one before."""
+    """What robots saw. ``latency_ms`` counts from when an observation was due, also when it had to wait for the one before.
+    ``skipped``: observations that were old before they could be sent."""
 
     latency_ms: list[float] = field(default_factory=list)
     stages_ms: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     deadline_misses: int = 0
     chunks: int = 0
+    skipped: int = 0
     wrong: list[str] = field(default_factory=list)
 
 
@@ -74,31 +78,50 @@ def pictures(robot: Robot, index: int, number: int) -> dict[str, Any]:
 
 
 async def drive(kind: Robot, robots: int, chunks: int, hz: float, warm_up: int, ask: Ask, *, echoes: bool) -> Load:
-    """Run ``robots`` robots of a kind. ``hz`` 0: each asks again as soon as it was answered; ``echoes``: action 0 must be the
-    state."""
+    """Run ``robots`` robots of a kind, ``chunks`` observations each. ``hz`` 0: each asks again as soon as it was answered;
+    ``echoes``: action 0 must be the state. Who is answered so late that several observations were due meanwhile sends the
+    newest of them, as a robot does; the others are missed deadlines. The warm-up has no clock."""
     load = Load()
-    began_s = time.perf_counter() + 0.05
     period_s = 1 / hz if hz else 0.0
 
-    async def robot(index: int) -> None:
-        for number in range(chunks):
-            due_s = began_s + (number + index / robots) * period_s if hz else time.perf_counter()
+    async def asked(index: int, number: int) -> Answer:
+        answer = await ask(index, number)
+        _check(load, kind, answer.actions, state_of(kind, index, number), echoes)
+        load.chunks += 1
+        return answer
+
+    async def warmed(index: int) -> None:
+        for number in range(min(warm_up, chunks)):
+            await asked(index, number)
+
+    async def robot(index: int, began_s: float) -> None:
+        number = warm_up
+        while number < chunks:
+            due_s = began_s + (number - warm_up) * period_s if hz else time.perf_counter()
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
-            answer = await ask(index, number)
+            answer = await asked(index, number)
             spent_s = time.perf_counter() - due_s
-            _check(load, kind, answer.actions, state_of(kind, index, number), echoes)
-            load.chunks += 1
-            if number < warm_up:
-                continue
             load.latency_ms.append(spent_s * 1000)
-            load.deadline_misses += bool(hz) and spent_s > period_s
             for stage, ms in answer.stages.items():
                 load.stages_ms[stage].append(ms)
+            skipped = min(overdue(spent_s, period_s), max(0, chunks - 2 - number))
+            load.skipped += skipped
+            load.deadline_misses += skipped + (bool(hz) and spent_s > period_s)
+            number += 1 + skipped
 
     async with asyncio.TaskGroup() as group:
         for index in range(robots):
-            group.create_task(robot(index))
+            group.create_task(warmed(index))
+    began_s = time.perf_counter() + 0.05
+    async with asyncio.TaskGroup() as group:
+        for index in range(robots):
+            group.create_task(robot(index, began_s + index / robots * period_s))
     return load
+
+
+def overdue(spent_s: float, period_s: float) -> int:
+    """Observations after one that was due ``spent_s`` ago which have a newer one that is due, too."""
+    return max(0, int(spent_s / period_s) - 1) if period_s else 0
 
 
 def _check(load: Load, kind: Robot, actions: Any, state: Any, echoes: bool) -> None:

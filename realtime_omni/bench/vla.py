@@ -2,13 +2,15 @@
 
 Starts the real server in a process of its own and lets robots send three 224 x 224 pictures and a state (tiny-policy's two
 of 96 x 96), as openpi's client does; ``--in-process`` leaves sockets out. Chunks are checked first: when anything was wrong,
-``valid`` is false and says what.
+``valid`` is false and says what. A robot waits for its answer, so a policy that is slower than ``--hz`` gets the newest
+observation there is, and never a queue of old ones.
 
 Definitions (milliseconds):
 
 - ``latency_ms``: from when an observation was due to its chunk unpacked; an observation that waits for the one before is
   counted from when it was due.
-- ``deadline_misses``: chunks that came later than one period after their observation was due.
+- ``deadline_misses``: observations without a chunk within one period after they were due.
+- ``skipped``: those of them that were not even sent, since a newer one was due when the answer before came.
 - ``stages_ms``: p50 of each: ``client`` packs and unpacks; ``wire`` is what is left of the way there and back beside the
   server's own stages, which are as it reports them (``queue``, ``decode``, ``images``, ``prefix``, ``denoise``, ``encode``).
   ``send`` hands the reply to the socket, while the client begins to read: a part of the server's total, and of ``wire``.
@@ -215,8 +217,8 @@ def report(args: argparse.Namespace, got: Load, ratio: Mapping[str, Any]) -> dic
     shown, share, rest_ms = stages(got)
     kind = robot_of(args.policy)
     wrong = list(got.wrong)
-    if got.chunks != args.robots * args.chunks:
-        wrong.append(f"{got.chunks} chunks came, {args.robots * args.chunks} were due")
+    if got.chunks + got.skipped != args.robots * args.chunks:
+        wrong.append(f"{got.chunks} chunks came, {args.robots * args.chunks - got.skipped} were due")
     if share is None or (abs(share - 1) > TOLERANCE and abs(rest_ms) > TOLERANCE_MS):
         wrong.append(f"the stages add up to {share} of the total")
     return {
@@ -234,7 +236,7 @@ def report(args: argparse.Namespace, got: Load, ratio: Mapping[str, Any]) -> dic
             "workload": {
                 "robots": args.robots,
                 "hz": args.hz or None,
-                "chunks_per_robot": args.chunks,
+                "observations_per_robot": args.chunks,
                 "observation": (
                     f"{len(kind.cameras)} pictures of {kind.side} x {kind.side}, raw; state of {kind.state_dim};"
                     " another picture every time"
@@ -242,7 +244,7 @@ def report(args: argparse.Namespace, got: Load, ratio: Mapping[str, Any]) -> dic
                 "transport": "in process" if args.in_process else "WebSocket over loopback, openpi's reply",
             },
             "warm_up_chunks_per_robot": args.warm_up,
-            "population": got.chunks,
+            "population": len(got.latency_ms),
         },
         "valid": not wrong,
         "wrong": wrong[:10],
@@ -250,6 +252,7 @@ def report(args: argparse.Namespace, got: Load, ratio: Mapping[str, Any]) -> dic
         "stages_ms": shown,
         "sum_of_stages": share,
         "deadline_misses": got.deadline_misses,
+        "skipped": got.skipped,
         **ratio,
     }
 
@@ -273,9 +276,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--policy-ms", type=number(zero=True), default=5.0, help="how long the null policy takes")
     parser.add_argument("--robots", type=count(), default=1)
     parser.add_argument(
-        "--hz", type=number(zero=True), default=15.0, help="observations per second and robot; 0: no pause"
+        "--hz",
+        type=number(zero=True),
+        help=f"observations per second and robot; 0: no pause ({THREE_CAMERAS.hz:g}; tiny-policy's robot {TABLETOP.hz:g})",
     )
-    parser.add_argument("--chunks", type=count(), default=150, help="per robot")
+    parser.add_argument(
+        "--chunks",
+        type=count(),
+        help=f"observations per robot ({THREE_CAMERAS.observations}; tiny-policy's {TABLETOP.observations})",
+    )
     parser.add_argument("--warm-up", type=count(0), default=5, help="chunks per robot that are not counted")
     parser.add_argument("--rounds", type=count(0), default=400, help="round trips of each server for ratio_to_stock")
     parser.add_argument("--in-process", action="store_true", help="without sockets, and without openpi's server")
@@ -283,7 +292,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE")
     parser.add_argument("--json", action="store_true", help="one JSON object and nothing else")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    kind = robot_of(args.policy)
+    args.hz = kind.hz if args.hz is None else args.hz
+    args.chunks = args.chunks or kind.observations
+    return args
 
 
 def main(argv: Sequence[str]) -> int:

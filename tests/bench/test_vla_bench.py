@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import numpy as np
 import pytest
 
 from realtime_omni.bench import stock, vla
-from realtime_omni.bench.robots import THREE_CAMERAS, Answer, drive, state_of
+from realtime_omni.bench.robots import TABLETOP, THREE_CAMERAS, Answer, drive, overdue, state_of
 from realtime_omni.models.null.policy import NullPolicy
 
 KEYS = {"conditions", "valid", "latency_ms", "stages_ms", "deadline_misses", "ratio_to_stock"}
@@ -62,6 +63,39 @@ async def test_wrong_chunks_are_not_valid() -> None:
     load = await drive(THREE_CAMERAS, 1, 3, 0, 0, ask, echoes=True)
     assert load.wrong == ["an answer is no float32 chunk [50, 32]", "an action is not finite"]
     assert np.array_equal(state_of(THREE_CAMERAS, 0, 0), np.zeros(32, np.float32))
+
+
+def test_of_several_observations_that_were_due_a_robot_sends_the_newest() -> None:
+    """Ten a second: after 0.25 s two are due, and the first of them is old; after 0.15 s one is."""
+    assert [overdue(spent, 0.1) for spent in (0.05, 0.15, 0.25, 0.95)] == [0, 0, 1, 8]
+    assert overdue(5.0, 0.0) == 0
+
+
+async def test_a_policy_that_is_too_slow_gets_no_queue() -> None:
+    """A thousand observations a second, none answered within one: each is sent or skipped, nearly all are skipped, the last
+    is not, and no latency grows with the run."""
+    sent = []
+
+    async def ask(robot: int, number: int) -> Answer:
+        sent.append(number)
+        await asyncio.sleep(0.05)
+        return Answer(np.zeros((50, 32), np.float32), {})
+
+    load = await drive(THREE_CAMERAS, 1, 300, 1000, 2, ask, echoes=False)
+    assert sent[:3] == [0, 1, 2]
+    assert sent[-1] == 299
+    assert sent == sorted(set(sent))
+    assert load.chunks == len(sent) == 300 - load.skipped
+    assert len(load.latency_ms) == len(sent) - 2
+    assert load.deadline_misses == 298
+    assert load.skipped > 200
+
+
+def test_each_robot_has_its_pace_and_a_flag_changes_it() -> None:
+    assert vla.parse([]).hz == THREE_CAMERAS.hz == 15
+    tabletop = vla.parse(["--policy", "tiny-policy"])
+    assert (tabletop.hz, tabletop.chunks) == (TABLETOP.hz, TABLETOP.observations) == (1.25, 40)
+    assert vla.parse(["--policy", "tiny-policy", "--hz", "0", "--chunks", "7"]).hz == 0
 
 
 def test_the_policy_behind_openpis_server_answers_as_ours() -> None:
