@@ -68,7 +68,7 @@ class NoText:
 
     def encode(self, prompt: str) -> Tensor:
         generator = torch.Generator().manual_seed(zlib.crc32(prompt.encode()))
-        return torch.randn(TOKENS, self._width, generator=generator)
+        return torch.randn(TOKENS, self._width, generator=generator, device="cpu")
 
 
 def random_network(config: WanConfig, *, dtype: torch.dtype, device: str) -> WanTransformer:

@@ -38,6 +38,7 @@ from realtime_omni.bench.lingbot import (
     start,
     walk,
     walk_together,
+    warm_up,
     warm_up_blocks,
 )
 from realtime_omni.bench.lingbot_geometry import (
@@ -221,17 +222,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 def _measured(args: argparse.Namespace, engine: InlineEngine, network: RankedNetwork, start_s: float) -> dict[str, Any]:
     settings = SIZES[args.scale].settings
     outputs = ("latents",) if args.pixels == "none" else ("latents", "frames")
-    full = warm_up_blocks(settings)
     began_s = time.perf_counter()
     start(engine, "warm")
-    first = walk(engine, "warm", full + 1, outputs).latents[0]
+    first = walk(engine, "warm", warm_up_blocks(settings) + 1, outputs).latents[0]
     engine.close("warm")
     warm_s = time.perf_counter() - began_s
     began_s = time.perf_counter()
     start(engine, "timed")
     engine.next("timed", outputs=outputs)
     first_ms = (time.perf_counter() - began_s) * 1000
-    walk(engine, "timed", full, outputs)
+    full = warm_up(engine, "timed", settings, outputs)
     passes = Passes(network)
     timed = walk(engine, "timed", args.blocks, outputs)
     dit_ms = list(passes.block_ms)

@@ -59,7 +59,8 @@ class Words:
 
     def encode(self, what: str | Tensor) -> Tensor:
         seed = len(what) if isinstance(what, str) else int(what.long().sum() % 1000)
-        return torch.randn(self.tokens, self.width, generator=torch.Generator().manual_seed(seed)).to(self._device)
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(self.tokens, self.width, generator=generator, device="cpu").to(self._device)
 
 
 class Averages(WanVAE):

@@ -50,6 +50,7 @@ from realtime_omni.bench.lingbot import (
     start,
     walk,
     walk_together,
+    warm_up,
     warm_up_blocks,
 )
 from realtime_omni.bench.lingbot_geometry import (
@@ -324,7 +325,7 @@ def full(parts: Parts) -> None:
         again = first_block(world.engine, "compiling")
         compile_s = time.perf_counter() - began_s
         start(world.engine, "a")
-        walk(world.engine, "a", warm_up_blocks(world.settings) + (8 if pixels == "wan" else 1))
+        warm_up(world.engine, "a", world.settings)
         state = world.engine.state_of("a")
         return {
             "compile_s": round(compile_s, 1),
@@ -377,7 +378,7 @@ def full(parts: Parts) -> None:
         world = held["world"]
         solo = walk(world.engine, "a", 4).p50_ms
         start(world.engine, "b")
-        walk(world.engine, "b", warm_up_blocks(world.settings) + 1)
+        warm_up(world.engine, "b", world.settings)
         both = walk_together(world.engine, ("a", "b"), 4, LATENTS)
         each = {name: round(found.p50_ms, 1) for name, found in both.items()}
         world.engine.close("b")
@@ -434,7 +435,8 @@ def small(parts: Parts) -> None:
         if world.settings != chosen or "engine" not in world.__dict__:
             world.open("wan" if "wan" in name else "tiny", chosen)
         start(world.engine, "s")
-        walk(world.engine, "s", warm_up_blocks(chosen) + (12 if "wan" in name else 3), outputs)
+        warm_up(world.engine, "s", chosen, outputs)
+        walk(world.engine, "s", 3, outputs)
         found = world.row("s", outputs, 2 * parts.blocks)
         world.engine.close("s")
         return found | (world.floor_ms() if outputs == LATENTS else {})

@@ -53,7 +53,8 @@ class Features:
         self.tokens, self._width = tokens, width
 
     def encode(self, picture: Tensor) -> Tensor:
-        return torch.randn(self.tokens, self._width, generator=torch.Generator().manual_seed(1)).to(picture.device)
+        generator = torch.Generator().manual_seed(1)
+        return torch.randn(self.tokens, self._width, generator=generator, device="cpu").to(picture.device)
 
 
 def engine_of(

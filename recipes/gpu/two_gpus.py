@@ -250,7 +250,7 @@ class Bench:
         whole = self.found.get("whole") or whole_of(self.transformer)
         engine = self.open(whole, device=self.team.mesh.device, decoder="cuda:1" if self.cuda else "cpu")
         start(engine, "a")
-        walk(engine, "a", self.full, PICTURES)
+        walk(engine, "a", self.full + CONSTANT_AFTER, PICTURES)
         return self.steady("a", PICTURES, 5)
 
     def no_overlap(self) -> dict[str, Any]:

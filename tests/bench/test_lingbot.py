@@ -66,3 +66,13 @@ def test_two_worlds_with_pictures_share_an_engine(capsys: pytest.CaptureFixture[
     result = json.loads(capsys.readouterr().out)
     assert result["conditions"]["population"] >= 2 * 2
     assert min(result["block_ms"]["p50"], result["solo_ms"], result["latency_ms"]) > 0
+
+
+def test_a_session_is_warm_when_its_start_is_not_encoded_any_more() -> None:
+    pytest.importorskip("diffusers")
+    scale = lingbot_geometry.SCALES["tiny"]
+    network = lingbot_geometry.random_network(scale.network, dtype=torch.float32, device="cpu")
+    model = lingbot_geometry.random_model(network, scale.settings, device="cpu", pixels="wan", dtype=torch.float32)
+    engine = lingbot.InlineEngine(model, lingbot_geometry.config_for("cpu", "float32", 1, keep_gathered=True))
+    lingbot.start(engine, "a")
+    assert lingbot.warm_up(engine, "a", scale.settings) == 11 > lingbot.warm_up_blocks(scale.settings)

@@ -40,5 +40,5 @@ def block_noise(
     they are copied without waiting for what it does."""
     generator = torch.Generator().manual_seed(noise_key(seed, chunk_index, step))
     paged = torch.device(device).type != "cuda"
-    noise = torch.randn(tuple(shape), generator=generator, dtype=torch.float32, pin_memory=not paged)
+    noise = torch.randn(tuple(shape), generator=generator, dtype=torch.float32, device="cpu", pin_memory=not paged)
     return noise.to(device=device, non_blocking=not paged).to(dtype)

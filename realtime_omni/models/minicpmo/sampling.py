@@ -48,7 +48,7 @@ TEXT, CODES = TextChance(), CodeChance()
 def uniforms(seed: int, chunk_index: int, draws: int) -> list[float]:
     """Numbers in [0, 1) for one unit of one call."""
     generator = torch.Generator().manual_seed(noise_key(seed, chunk_index, 0))
-    numbers: list[float] = torch.rand(draws, generator=generator, dtype=torch.float64).tolist()
+    numbers: list[float] = torch.rand(draws, generator=generator, dtype=torch.float64, device="cpu").tolist()
     return numbers
 
 

@@ -36,7 +36,7 @@ AUDIO = Chance(0.8, 250)
 def races(seed: int, chunk_index: int, draws: int, width: int) -> Tensor:
     """float32 [draws, width] ~ Exp(1) for one step of one row."""
     generator = torch.Generator().manual_seed(noise_key(seed, chunk_index, 0))
-    return torch.empty(draws, width).exponential_(generator=generator)
+    return torch.empty(draws, width, device="cpu").exponential_(generator=generator)
 
 
 def draw(logits_BV: Tensor, chance: Chance, races_BW: Tensor | None) -> Tensor:

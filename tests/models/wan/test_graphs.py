@@ -80,6 +80,30 @@ def test_windows_that_fill_and_float64_run_plainly() -> None:
         assert recorded_passes(engine) == 0
 
 
+def test_a_pass_has_run_over_its_own_tensors_before_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a compiler does for new tensors, and the timing of its kernels, may not fall into a capture."""
+    engine, ran = world(recorded=True), []
+    network: Any = engine.runner.model
+    plain, repeated = network.network.trunk, graphs._repeated
+
+    def trunk(latents: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        ran.append(latents)
+        return plain(latents, *rest, **more)
+
+    def captured(work: Any) -> Any:
+        before = ran[-1]
+        found = repeated(work)
+        assert ran[-1] is before
+        return found
+
+    monkeypatch.setattr(network.network, "trunk", trunk)
+    monkeypatch.setattr(graphs, "_repeated", captured)
+    engine.create("a", seed=1)
+    for _ in range(4):
+        engine.next("a")
+    assert recorded_passes(engine) == 2
+
+
 def test_a_size_that_cannot_be_recorded_runs_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: GraphedNetwork, buffers: Any, kind: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")

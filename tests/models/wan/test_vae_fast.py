@@ -9,8 +9,9 @@ from torch import Tensor
 pytest.importorskip("diffusers")
 
 from models.lingbot.tiny import tiny_vae
+from realtime_omni.errors import BackendUnavailable
 from realtime_omni.models.common.wan.vae import CodecState
-from realtime_omni.models.common.wan.vae_fast import hasten
+from realtime_omni.models.common.wan.vae_fast import check, hasten
 
 
 def kernel(x: Tensor, gamma: Tensor, factor: float) -> Tensor:
@@ -18,6 +19,13 @@ def kernel(x: Tensor, gamma: Tensor, factor: float) -> Tensor:
     length = (x.float() ** 2).sum(1, keepdim=True).sqrt().clamp_min(1e-12)
     y = x / length * factor * gamma.view(1, -1, 1, 1, 1)
     return y * torch.sigmoid(y)
+
+
+def test_a_kernel_is_checked_also_where_tensors_are_made_elsewhere_unless_told() -> None:
+    with torch.device("meta"):
+        check(kernel, torch.device("cpu"))
+    with pytest.raises(BackendUnavailable, match="off by"):
+        check(lambda x, gamma, factor: kernel(x, gamma, 2 * factor), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("by", [None, kernel])

@@ -204,7 +204,7 @@ def check(kernels: Any, device: torch.device) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        return torch.randn(*shape, generator=generator).to(device, dtype)
+        return torch.randn(*shape, generator=generator, device="cpu").to(device, dtype)
 
     plain: Any = TorchOperations()
     x = normal(2, 5, 96)

@@ -3,8 +3,7 @@
 A pass of the 1.3B network launches a thousand kernels of some ten microseconds each, and the process that launches them one by
 one is what a session waits for. Here a pass is recorded once its window is full, for as many rows as it has, and replayed from
 then on: a pass that only denoises, one that only yields what becomes history, and one that does both. Everything else runs
-plainly: windows that are filling, rows of different histories, float64, the first pass of a size, in which libraries choose
-kernels, and a size whose recording failed.
+plainly: windows that are filling, rows of different histories, float64, and a size whose recording failed.
 
 Owns the graphs and their buffers: inputs, gathered history, what a clean pass yields. Nothing of a session: buffers are filled
 for every tick. On the CPU the same buffers are filled and the same work runs without a graph, so tests see all but the
@@ -86,7 +85,6 @@ class GraphedNetwork(LocalNetwork):
     def __init__(self, transformer: WanTransformer) -> None:
         super().__init__(transformer)
         self._sizes: dict[_Size, _Buffers] = {}
-        self._seen: set[_Size] = set()
         self._refused: set[_Size] = set()
 
     @property
@@ -110,9 +108,7 @@ class GraphedNetwork(LocalNetwork):
     def _replayed(self, inputs: Inputs, kind: _Kind) -> _Recorded | None:
         """The pass, done, its history written; None: it is not one that is replayed."""
         size = self._size(inputs)
-        if size is None or size not in self._seen or size in self._refused:
-            if size is not None:
-                self._seen.add(size)
+        if size is None or size in self._refused:
             return None
         attention = inputs.attention
         assert isinstance(attention, SdpaPlan)
@@ -148,8 +144,7 @@ class GraphedNetwork(LocalNetwork):
         buffers = self._sizes.pop(size, None)
         if buffers is None:
             if len(self._sizes) == MOST:
-                self._seen.discard(oldest := next(iter(self._sizes)))
-                del self._sizes[oldest]
+                del self._sizes[next(iter(self._sizes))]
             buffers = _buffers(inputs, plan, size)
         self._sizes[size] = buffers  # the most recently used is last
         buffers.latents.copy_(latents)
@@ -191,13 +186,25 @@ class GraphedNetwork(LocalNetwork):
             flow: Tensor = self.transformer(*given, camera=buffers.camera)
             return flow
 
-        if not buffers.latents.is_cuda:
-            flow = work()
-            return _Recorded(lambda: _redo(work, flow), flow, written)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            flow = work()
-        return _Recorded(graph.replay, flow, written)
+        # Once over the same tensors: a compiler makes other code for them than for a plain pass's views, and times its
+        # kernels at their first run, which a capture forbids.
+        work()
+        run, flow = (_captured if buffers.latents.is_cuda else _repeated)(work)
+        return _Recorded(run, flow, written)
+
+
+def _captured(work: Callable[[], Tensor | None]) -> tuple[Callable[[], None], Tensor | None]:
+    """What replays ``work``, and its result, which a replay fills."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        flow = work()
+    return graph.replay, flow
+
+
+def _repeated(work: Callable[[], Tensor | None]) -> tuple[Callable[[], None], Tensor | None]:
+    """The same on the CPU."""
+    flow = work()
+    return lambda: _redo(work, flow), flow
 
 
 def _redo(work: Callable[[], Tensor | None], flow: Tensor | None) -> None:

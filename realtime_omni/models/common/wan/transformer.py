@@ -364,6 +364,9 @@ class WanTransformer(nn.Module):
         ``dynamic``: as torch.compile's; None: a graph for any size from the second size on. What was compiled before is
         compiled anew, as after an exchange of matrices it must be. Whole layers in eight bits on a GPU need no compiler: they
         have kernels of their own (:mod:`.fused`), which round queries where ``fp8_attention`` says that they may."""
+        import torch._dynamo  # slow to import, and only this needs it
+
+        torch._dynamo.config.recompile_limit = 64  # all layers share a function's code: rows times tokens of a pass
         whole = all(type(layer) is WanLayer for layer in self._layers)
         kernels = fused.operations_for(self._layers) if whole else None
         behind: fused.FusedLayer | None = None

@@ -165,4 +165,4 @@ def times_of(steps: int, dtype: torch.dtype, device: torch.device) -> tuple[Tens
 def noise_of(mels: int, device: torch.device) -> Tensor:
     """Standard normal, float32 [frames, M]: for every frame that a memory may end before."""
     most = LONGEST_FRAMES + KEPT_FRAMES + RATE * LONGEST_CODES
-    return torch.randn((most, mels), generator=torch.Generator().manual_seed(SEED)).to(device)
+    return torch.randn((most, mels), generator=torch.Generator().manual_seed(SEED), device="cpu").to(device)

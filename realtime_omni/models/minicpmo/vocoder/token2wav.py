@@ -261,7 +261,7 @@ def faded(before_BS: Tensor, sound_BS: Tensor) -> Tensor:
 
 def noise_of(made: int, frames: int) -> Tensor:
     """Standard normal [480 frames, 9], by how many frames of the turn were made before."""
-    return torch.randn((frames * HOP, HARMONICS), generator=torch.Generator().manual_seed(made))
+    return torch.randn((frames * HOP, HARMONICS), generator=torch.Generator().manual_seed(made), device="cpu")
 
 
 def _row(memory: FlowMemory, row: int) -> dict[str, Tensor]:
