@@ -70,7 +70,7 @@ class Pi0Geometry(VLAModel):
             torch.set_default_dtype(before)
         policy = Policy("pi0", network, _processing(dims))
         model = cls("pi0-geometry", policy, device=config.device, speed=options.speed)
-        model.warm_up(config.engine.max_batch)
+        model.capture(config.engine.max_batch)
         return model
 
 

@@ -20,6 +20,7 @@ the block afterwards, always before the session's next tick. That state alone mu
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -416,13 +417,14 @@ class CachingModel(Protocol):
         ...
 
 
-@runtime_checkable
-class WarmedModel(Protocol):
-    """A model that has something to make ready once its pages are there, before the first session opens: CUDA graphs."""
+class WarmedModel(ABC):
+    """A model that has something to make ready once its pages are there, before the first session opens: CUDA graphs.
 
+    A base class and no protocol: ``isinstance`` knows a protocol by its methods' names, and would call any ``warm_up``."""
+
+    @abstractmethod
     def warm_up(self, storage: KVStorage) -> None:
         """``storage``: the pools of every tick that will be. What is committed in them is nobody's yet, and stays as it is."""
-        ...
 
 
 class RewritingModel(WorldModel, Protocol):

@@ -38,6 +38,7 @@ from realtime_omni.models.base import (
     Step,
     StepBatch,
     StepRow,
+    WarmedModel,
 )
 from realtime_omni.models.common.capture import Capture
 from realtime_omni.models.duplex import DuplexBase, duplex_output, speech_artifact
@@ -75,7 +76,7 @@ class _Heard:
     seconds: tuple[Tensor, ...]
 
 
-class MiniCPMO(DuplexBase):
+class MiniCPMO(DuplexBase, WarmedModel):
     """See the module docstring. ``voices``: the sound's tokens [n, D] of each, by name."""
 
     def __init__(

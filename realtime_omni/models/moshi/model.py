@@ -34,6 +34,7 @@ from realtime_omni.models.base import (
     Step,
     StepBatch,
     StepRow,
+    WarmedModel,
 )
 from realtime_omni.models.duplex import DuplexBase, duplex_output, speech_artifact
 from realtime_omni.models.moshi import prompts, speaking
@@ -71,7 +72,7 @@ class Settings:
     codes: PromptCodes = PROMPT_CODES
 
 
-class Moshi(DuplexBase):
+class Moshi(DuplexBase, WarmedModel):
     """See the module docstring. ``voices`` by name; a model whose depth transformer can write both speakers' streams is a
     PersonaPlex, and takes a text."""
 

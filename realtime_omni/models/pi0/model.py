@@ -43,7 +43,7 @@ class Pi0(VLAModel):
                 f"options.checkpoint: a {policy.family} checkpoint, not {family}", path="options.checkpoint"
             )
         model = cls(name, policy, device=config.device, **options.serving())
-        model.warm_up(config.engine.max_batch)
+        model.capture(config.engine.max_batch)
         return model
 
 

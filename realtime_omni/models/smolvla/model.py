@@ -23,5 +23,5 @@ class SmolVLA(VLAModel):
             raise ConfigError("options.layout: SmolVLA has LeRobot's layout alone", path="options.layout")
         policy = loader.load_lerobot(options.folder(), options.load(config))
         model = cls("smolvla", policy, device=config.device, **options.serving())
-        model.warm_up(config.engine.max_batch)
+        model.capture(config.engine.max_batch)
         return model

@@ -138,9 +138,11 @@ class VLAModel(PolicyBase):
             str(self._device),
         )
 
-    def warm_up(self, rows: int) -> None:
-        """Prepare for batches of up to ``rows`` robots; when it is not called, the first of each size waits."""
-        self._stages.warm_up(rows)
+    def capture(self, rows: int) -> None:
+        """Prepare for batches of up to ``rows`` robots, where there are graphs; when it is not called, the first of each size
+        waits. Called before anybody counts free memory, since graphs have buffers of their own."""
+        if self._device.type == "cuda":
+            self._stages.warm_up(rows)
 
     @property
     def spec(self) -> ModelSpec:
