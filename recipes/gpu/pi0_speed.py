@@ -1,18 +1,23 @@
 """Checks pi0's captured and compiled stages on a CUDA machine, and times them. Prints JSON lines.
 
     PYTHONPATH=. python recipes/gpu/pi0_speed.py [--limit-s 220]          (under four minutes on one H200)
+    PYTHONPATH=. python recipes/gpu/pi0_speed.py --speeds compiled --repeats 40 --parts stages without engine --batches 16
     PYTHONPATH=. python recipes/gpu/pi0_speed.py --device cpu --scale tiny --repeats 2 --speeds graphs   (its own test)
 
-Parts, each on its own so that one failure hides no other:
+Parts, each on its own so that one failure hides no other; ``--parts`` names some, in their order. A part in which a model's log
+warned has failed, whatever its numbers: something fell back to a slower way.
 
+``geglu``    what lies between the products of a language layer's MLP, alone, see ``pi0_geglu.py``.
 ``exact``    a tiny network in float64: graphs against the plain stages, rows of other lengths and absent cameras, a step under
-             gradients: 1e-5 of the largest action. In float32 (TF32 off) the same is reported and not judged.
+             gradients: 1e-5 of the largest action, every size in a graph. In float32 (TF32 off) numbers are not judged.
 ``agrees``   pi0's dimensions in bfloat16: chunks of every speed against the same weights in float32, relative to the largest
              action. A faster way may not be farther from float32 than twice the plain one.
 ``stages``   new observations of three cameras (uint8 pictures in the CPU's memory, an own prompt of 8 words), ten steps, batch
              1, 4 and 16: p50, p99 of the whole, and of the same runs what each stage took on the device (by events, nothing
              waits): ``upload``, ``images``, ``prefix``, ``first`` (prefixes are loaded, and the step that brings the state),
              ``steps`` (the other nine), and ``rest``, the whole less these. ``sm_mhz``: the device's clock at their end.
+             ``slowest``: the three longest with their stages, counted from the first run of all; ``WARM`` are not reported.
+``without``  16 observations with the MLP's kernel (``models/common/vla/geglu_kernel.py``) left out.
 ``alone``    ten steps again and again over prefixes that are held, as ``pi0_variants.py`` has them: what nine tenths of it are
              less than ``steps`` is the clock's (``sm_mhz``), which the prefix's products lower.
 ``kernels``  the most expensive kernels of one chunk, with their counts.
@@ -27,24 +32,29 @@ from __future__ import annotations
 import argparse
 import asyncio
 import copy
+import gc
 import json
+import logging
 import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
 import torch
+from pi0_geglu import measured
 from torch import Tensor
 from torch.nn import functional
 
 from realtime_omni.bench import vla
 from realtime_omni.bench.geometry import TINY
 from realtime_omni.config import load
+from realtime_omni.models.common.vla.decoder import DecoderLayer
 from realtime_omni.models.common.vla.devices import placed_together
 from realtime_omni.models.common.vla.flow import Velocity, time_of
 from realtime_omni.models.common.vla.graphs import GraphStages, Speed, open_stages
@@ -54,6 +64,9 @@ from realtime_omni.models.pi0.network import Pi0Config, Pi0Network
 
 TOLERANCE = 1e-5
 CAMERAS = 3
+WARM = 8
+"""Runs before those that count: libraries choose their kernels, memory is found, the clock settles."""
+PARTS = ("geglu", "exact", "agrees", "stages", "without", "alone", "engine", "kernels", "plain", "attention")
 
 
 def say(part: str, **what: Any) -> None:
@@ -145,6 +158,45 @@ def denoised(velocity: Velocity, x: Tensor, steps: int, mark: Callable[[str], No
 # -- the parts ---------------------------------------------------------------------------------------------------------
 
 
+class Warnings(logging.Handler):
+    """What models warned of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        why = record.exc_info[1] if record.exc_info else None
+        self._told.append(record.getMessage() + (f": {why}" if why else ""))
+
+    def taken(self) -> list[str]:
+        told, self._told = self._told, []
+        return told
+
+
+def one_pass(way: Stages) -> list[DecoderLayer]:
+    """Layers whose MLP has the kernel."""
+    return [m for m in way.network.modules() if isinstance(m, DecoderLayer) and m.one_pass]  # type: ignore[attr-defined]
+
+
+@contextmanager
+def layers_without_kernel(way: Stages) -> Iterator[None]:
+    """For what runs without a graph, as the prefixes of 16."""
+    layers = one_pass(way)
+    for layer in layers:
+        layer.one_pass = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.one_pass = True
+
+
+def geglu(device: torch.device, scale: str) -> None:
+    for way in measured(device, tokens=13056 if scale == "full" else 48, width=16384 if scale == "full" else 256):
+        say("geglu", **way)
+
+
 def exact(device: torch.device, dtype: torch.dtype) -> bool:
     network = built(TINY, device, dtype)
     plain, graphs = Stages(network, device), GraphStages(network, device, cameras=CAMERAS)
@@ -171,32 +223,33 @@ def exact(device: torch.device, dtype: torch.dtype) -> bool:
     v = step(x, torch.full((1,), 0.5, device=device))
     (gradient,) = torch.autograd.grad(v.sum(), x)
     worst = max(worst, float((v.detach() - without).abs().max()))
-    good = worst <= TOLERANCE and float(gradient.abs().max()) > 0
-    say("exact", dtype=str(dtype), worst=worst, gradient=float(gradient.abs().max()), good=good)
-    return good or dtype != torch.float64
+    close = worst <= TOLERANCE and float(gradient.abs().max()) > 0
+    lost = [str(size) for size in graphs.without_graph]
+    say(
+        "exact",
+        dtype=str(dtype),
+        worst=worst,
+        gradient=float(gradient.abs().max()),
+        without_graph=lost,
+        good=close and not lost,
+    )
+    return not lost and (close or dtype != torch.float64)
 
 
-def start(ways: dict[str, Stages], speed: Speed) -> None:
-    began_s, plain = time.perf_counter(), ways["plain"]
-    ways[speed] = open_stages(copy.deepcopy(plain.network), plain.device, CAMERAS, speed)
-    ways[speed].warm_up(16)
-    wait(plain.device)
-    say("start", speed=speed, seconds=round(time.perf_counter() - began_s, 1))
-
-
-def agrees(config: Pi0Config, ways: dict[str, Stages]) -> bool:
-    plain = ways["plain"]
+def agrees(config: Pi0Config, ways: Ways, speed: Speed) -> bool:
+    plain, way = ways["plain"], ways[speed]
     reference = Stages(copy.deepcopy(plain.network).float(), plain.device)  # type: ignore[attr-defined]
     good = True
     for rows in (1, 3, 16):  # 16 rows take other kernels than few
         inputs, noise = observed(config, rows, 8, seed=3), noise_of(config, rows, reference.device)
         expected = chunk(reference, inputs, noise, config.steps)
         gaps = {
-            name: float((chunk(way, inputs, noise, config.steps) - expected).abs().max() / expected.abs().max())
-            for name, way in ways.items()
+            name: float((chunk(one, inputs, noise, config.steps) - expected).abs().max() / expected.abs().max())
+            for name, one in (("plain", plain), (speed, way))
         }
-        fine = all(gap <= max(2 * gaps["plain"], 1e-5) for gap in gaps.values())
-        say("agrees", batch=rows, relative_to_float32=gaps, good=fine)
+        lost = [str(size) for size in way.without_graph] if isinstance(way, GraphStages) else []
+        fine = gaps[speed] <= max(2 * gaps["plain"], 1e-5) and not lost
+        say("agrees", batch=rows, relative_to_float32=gaps, without_graph=lost, good=fine)
         good = good and fine
     return good
 
@@ -204,23 +257,29 @@ def agrees(config: Pi0Config, ways: dict[str, Stages]) -> bool:
 def stages_of(config: Pi0Config, name: str, way: Stages, rows: int, repeats: int) -> None:
     noise = noise_of(config, rows, way.device)
     spent: dict[str, list[float]] = {}
-    whole: list[float] = []
+    runs: list[tuple[float, int, dict[str, float]]] = []
     clocks: list[int] = []
-    for number in range(repeats + 3):
+    gc.collect()  # and what follows, as `serve` does (realtime_omni/server/run.py)
+    gc.freeze()
+    gc.set_threshold(10_000, *gc.get_threshold()[1:])
+    for number in range(repeats + WARM):
         inputs = observed(config, rows, 8, seed=number % 4)
         wait(way.device)
         marks = Marks(way.device)
         began_s = time.perf_counter()
         chunk(way, inputs, noise, config.steps, marks)
         took_ms = (time.perf_counter() - began_s) * 1000
-        if number < 3:
+        mhz = clock_mhz(way.device)
+        if number < WARM:
             continue
-        whole.append(took_ms)
-        clocks += [mhz] if (mhz := clock_mhz(way.device)) is not None else []
+        clocks += [] if mhz is None else [mhz]
         stages = marks.milliseconds()
-        for stage, ms in (stages | {"rest": took_ms - sum(stages.values())}).items():
+        stages["rest"] = took_ms - sum(stages.values())
+        runs.append((took_ms, number, stages))
+        for stage, ms in stages.items():
             spent.setdefault(stage, []).append(ms)
-    whole.sort()
+    runs.sort(key=lambda run: run[0])
+    whole = [took_ms for took_ms, _, _ in runs]
     say(
         "stages",
         speed=name,
@@ -230,6 +289,10 @@ def stages_of(config: Pi0Config, name: str, way: Stages, rows: int, repeats: int
         repeats=len(whole),
         stages_ms={stage: round(median(times), 2) for stage, times in spent.items()},
         sm_mhz=median(clocks) if clocks else None,
+        slowest=[
+            {"run": number, "ms": round(took_ms, 1), **{stage: round(ms, 1) for stage, ms in stages.items()}}
+            for took_ms, number, stages in reversed(runs[-3:])
+        ],
     )
 
 
@@ -350,61 +413,101 @@ def engine(device: torch.device, scale: str, speed: str, robots: int, chunks: in
     say("engine", speed=speed, robots=robots, took_s=round(time.perf_counter() - began_s, 1), **kept)
 
 
+class Ways(dict[str, Stages]):
+    """The stages by speed, started when they are first asked for."""
+
+    def __init__(self, config: Pi0Config, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(plain=Stages(built(config, device, dtype), device))
+
+    def __missing__(self, speed: Speed) -> Stages:
+        began_s, plain = time.perf_counter(), self["plain"]
+        way = open_stages(copy.deepcopy(plain.network), plain.device, CAMERAS, speed)
+        way.warm_up(16)
+        wait(plain.device)
+        say("start", speed=speed, seconds=round(time.perf_counter() - began_s, 1), one_pass=len(one_pass(way)))
+        self[speed] = way
+        return way
+
+
+Part = tuple[str, Callable[[], Any], float]
+"""Its name, what it does, and what must be left of the limit for it to begin (s)."""
+
+
+def parts_of(args: argparse.Namespace) -> dict[str, list[Part]]:
+    device = torch.device(args.device)
+    config = Pi0Config() if args.scale == "full" else TINY
+    ways = Ways(config, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    first, few = args.speeds[0], max(2, args.repeats // 10)
+    chunks = {1: max(8, args.repeats)}  # of which the bench leaves five out
+
+    def timed(speed: str, rows: int, repeats: int) -> None:
+        stages_of(config, speed, ways[speed], rows, repeats)
+
+    def without() -> None:
+        with layers_without_kernel(ways[first]):
+            stages_of(config, f"{first} without the kernel", ways[first], 16, args.repeats)
+
+    return {
+        "geglu": [("geglu", partial(geglu, device, args.scale), 0)],
+        "exact": [(f"exact {kind}", partial(exact, device, kind), 0) for kind in (torch.float64, torch.float32)],
+        "agrees": [(f"agrees {speed}", partial(agrees, config, ways, speed), 0) for speed in args.speeds],
+        "stages": [
+            (f"stages {speed} {rows}", partial(timed, speed, rows, args.repeats), 0)
+            for speed in args.speeds
+            for rows in args.batches
+        ],
+        "without": [("without", without, 0)],
+        "alone": [(f"alone {s}", lambda s=s: alone(config, ways[s], 16, args.repeats), 0) for s in args.speeds],
+        "engine": [
+            (f"engine {n}", partial(engine, device, args.scale, first, n, chunks.get(n, max(8, 2 * few))), 15)
+            for n in args.robots
+        ],
+        "kernels": [(f"kernels {n}", lambda n=n: kernels(config, ways[first], n), 10) for n in (1, 16)],
+        "plain": [(f"stages plain {rows}", partial(timed, "plain", rows, few), 10) for rows in args.batches],
+        "attention": [(f"attention {rows}", partial(attention, device, rows), 10) for rows in (1, 16)],
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Checks and times pi0's captured and compiled stages.")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--scale", choices=("full", "tiny"), default="full")
     parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--speeds", nargs="*", choices=("graphs", "compiled"), default=("compiled", "graphs"))
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="in this order")
+    parser.add_argument("--batches", nargs="*", type=int, default=(16, 1, 4), help="of stages and plain")
+    parser.add_argument("--robots", nargs="*", type=int, default=(1, 16), help="of engine")
     parser.add_argument("--limit-s", type=float, default=220.0)
     args = parser.parse_args(argv)
     began_s = time.perf_counter()
     device = torch.device(args.device)
-    config = Pi0Config() if args.scale == "full" else TINY
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     failed: list[str] = []
+    warnings = Warnings()
+    logging.getLogger("realtime_omni.models").addHandler(warnings)
 
-    def part(name: str, work: Callable[[], Any], reserve_s: float = 0.0) -> None:
-        """``reserve_s``: what must be left of the limit for it to begin."""
+    def part(name: str, work: Callable[[], Any], reserve_s: float) -> None:
         if time.perf_counter() - began_s > args.limit_s - reserve_s:
             say("skipped", name=name)
             return
         try:
-            if work() is False:
-                failed.append(name)
+            good = work() is not False
         except Exception:
-            failed.append(name)
+            good = False
             say("failed", name=name, error=traceback.format_exc()[-1500:])
+        if told := warnings.taken():
+            good = False
+            say("fell back", name=name, warnings=told)
+        if not good:
+            failed.append(name)
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
     say("conditions", torch=torch.__version__, python=platform.python_version(), device=name, scale=args.scale)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    for kind in (torch.float64, torch.float32):
-        part(f"exact {kind}", partial(exact, device, kind))
-    ways: dict[str, Stages] = {"plain": Stages(built(config, device, dtype), device)}
-    for speed in args.speeds:
-        part(f"start {speed}", partial(start, ways, speed))
-        part(f"agrees {speed}", partial(agrees, config, ways))
-        for rows in (16, 1, 4):  # the first decides
-            if speed in ways:
-                part(f"stages {speed} {rows}", partial(stages_of, config, speed, ways[speed], rows, args.repeats))
-        if speed in ways:
-            part(f"alone {speed}", partial(alone, config, ways[speed], 16, args.repeats))
-        for robots, chunks in ((1, args.repeats), (16, max(2, args.repeats // 5))):
-            if speed == args.speeds[0]:
-                part(f"engine {robots}", partial(engine, device, args.scale, speed, robots, chunks), 20)
-        for rows in (1, 16):
-            if speed in ways and speed == args.speeds[0]:
-                part(f"kernels {rows}", partial(kernels, config, ways[speed], rows), 10)
-    for rows in (1, 4, 16):
-        part(
-            f"stages plain {rows}",
-            partial(stages_of, config, "plain", ways["plain"], rows, max(2, args.repeats // 10)),
-            10,
-        )
-    for rows in (1, 16):
-        part(f"attention {rows}", partial(attention, device, rows), 10)
+    parts = parts_of(args)
+    for wanted in args.parts:
+        for one in parts[wanted]:
+            part(*one)
     say("end", failed=failed, seconds=round(time.perf_counter() - began_s, 1))
     return 1 if failed else 0
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from models.vla import tiny
@@ -180,6 +181,7 @@ def test_a_size_that_cannot_be_captured_runs_plainly(
         for _ in range(2):
             assert torch.equal(velocity(graphs, ROWS[:1])(x, t), velocity(plain, ROWS[:1])(x, t))
     assert sum("runs plainly" in record.message for record in caplog.records) == 2  # a prefix and a step, once each
+    assert [key[0] for key in graphs.without_graph] == ["prefix", "step"]  # type: ignore[index]
 
 
 def test_graphs_keep_nobodys_prefix_alive(graphs: GraphStages) -> None:
@@ -202,6 +204,34 @@ def test_fused_projections_are_the_same_network(network: FlowNetwork) -> None:
     for module in network.modules():  # type: ignore[attr-defined]
         if getattr(module, "mlp_weight", None) is not None:
             assert module.gate.weight.data_ptr() == module.mlp_weight.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_gpu_gets_scores_that_it_can_compute(dtype: torch.dtype) -> None:
+    """Shapes and rules of a GPU's operations, without one."""
+    with FakeTensorMode():
+        q = torch.empty(2, 3, 8, dtype=dtype, device="cuda")
+        scores = captured._scores(q, q)
+    assert scores.shape == (2, 3, 3)
+    assert scores.dtype == torch.promote_types(dtype, torch.float32)
+
+
+def test_warming_up_makes_every_graph_that_so_many_robots_need(
+    graphs: GraphStages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs.warm_up(2)
+    made = len(graphs._graphs)
+    monkeypatch.setattr(
+        graphs,
+        "_graph",
+        lambda key, make: pytest.fail(f"{key} was not there") if key not in graphs._graphs else graphs._graphs[key],
+    )
+    for rows in (ROWS[:1], ROWS[:2]):
+        raw = torch.zeros(3 * len(rows), 32, 32, 3, dtype=torch.uint8)
+        with torch.no_grad():
+            graphs.features(raw)
+            velocity(graphs, rows)(tiny.noise(len(rows), seed=1), torch.rand(len(rows)))
+    assert len(graphs._graphs) == made
 
 
 @pytest.mark.parametrize("network", ["pi05"], indirect=True)  # adaptive norms; ten seconds each

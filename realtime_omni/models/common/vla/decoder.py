@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from realtime_omni.models.common.vla.attention import Rope, rotate
+from realtime_omni.models.common.vla.gated import MANY, geglu
 
 Places = tuple[Tensor, Tensor]
 """Buffers [B, T, g, d] for keys and values."""
@@ -105,6 +106,8 @@ class DecoderLayer(nn.Module):
         self.down = nn.Linear(config.mlp_width, width, bias=False)
         self.qkv_weight: Tensor | None = None
         self.mlp_weight: Tensor | None = None
+        self.one_pass = False
+        """Whether many tokens' MLP goes through :func:`.gated.geglu`; see :func:`.graphs.compile_layers`."""
 
     def forward(
         self, x_BTD: Tensor, at: Rope, see: See, condition: Tensor | None = None, into: Places | None = None
@@ -133,10 +136,19 @@ class DecoderLayer(nn.Module):
         x_BTD = residual(x_BTD, self.o(seen.flatten(2)), gate)
         h, gate = self.mlp_norm(x_BTD, condition)
         if self.mlp_weight is None:
-            opened, up = self.gate(h), self.up(h)
+            inner = self._opened(self.gate(h)) * self.up(h)
         else:
-            opened, up = functional.linear(h, self.mlp_weight).chunk(2, dim=-1)
-        return residual(x_BTD, self.down((gelu(opened) if self.gelu else functional.silu(opened)) * up), gate)
+            inner = self._gated(functional.linear(h, self.mlp_weight))
+        return residual(x_BTD, self.down(inner), gate)
+
+    def _gated(self, both: Tensor) -> Tensor:
+        if self.one_pass and both.numel() >= MANY and not torch.is_grad_enabled():
+            return cast("Tensor", geglu(both))
+        opened, up = both.chunk(2, dim=-1)
+        return self._opened(opened) * up
+
+    def _opened(self, gate: Tensor) -> Tensor:
+        return gelu(gate) if self.gelu else functional.silu(gate)
 
     def fuse(self) -> None:
         """One product for queries, keys and values and one for gate and up from now on. The weights move into one storage,

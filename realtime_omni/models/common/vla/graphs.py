@@ -39,6 +39,7 @@ from realtime_omni.models.common.vla.attention import (
 from realtime_omni.models.common.vla.decoder import DecoderLayer
 from realtime_omni.models.common.vla.devices import placed
 from realtime_omni.models.common.vla.flow import Velocity
+from realtime_omni.models.common.vla.gated import runs
 from realtime_omni.models.common.vla.images import signed
 from realtime_omni.models.common.vla.network import FlowNetwork, PolicyInputs
 from realtime_omni.models.common.vla.siglip import VisionLayer
@@ -77,12 +78,19 @@ def fuse(network: FlowNetwork) -> None:
 
 
 def compile_layers(network: FlowNetwork) -> None:
-    """What lies between products and attention becomes few kernels. All layers of a tower share their compiled code."""
+    """What lies between products and attention becomes few kernels. All layers of a tower share their compiled code. Called
+    when layers are fused."""
     import torch._dynamo  # slow to import, and only this needs it
 
     torch._dynamo.config.recompile_limit = 64  # per function: towers, batches of one and more, lengths
+    takes: dict[int, bool] = {}
     for module in cast(nn.Module, network).modules():
         if isinstance(module, DecoderLayer):
+            if module.gelu and module.mlp_weight is not None:
+                width = len(module.mlp_weight)
+                if width not in takes:
+                    takes[width] = runs(module.mlp_weight)
+                module.one_pass = takes[width]
             for name in ("project", "finish"):
                 setattr(module, name, torch.compile(getattr(module, name)))
         elif isinstance(module, VisionLayer):
@@ -244,14 +252,15 @@ class FixedPrefixAttention:
 
 
 def _scores(q: Tensor, k: Tensor) -> Tensor:
-    """float32 [n, S, T] of q [n, S, d] and k [n, T, d]: bfloat16 scores would move weights by percents."""
-    if q.device.type == "cuda" and q.dtype != torch.float32:
+    """[n, S, T] of q [n, S, d] and k [n, T, d], in float32 at least: bfloat16 scores would move weights by percents."""
+    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):  # all that ``out_dtype`` takes, and on CUDA only
         return torch.bmm(q, k.transpose(1, 2), out_dtype=torch.float32)
-    return torch.bmm(q.float(), k.float().transpose(1, 2))
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return torch.bmm(q.to(wide), k.to(wide).transpose(1, 2))
 
 
 def weigh(scores: Tensor, bias: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """Softmax of scores, which are float32, as ``dtype``."""
+    """Softmax of scores, which are float32 or float64, as ``dtype``."""
     return torch.softmax(scores * scale + bias, dim=-1).to(dtype)
 
 
@@ -415,9 +424,7 @@ class GraphStages(Stages):
         return velocity
 
     def warm_up(self, rows: int) -> None:
-        """Make the graphs that up to ``rows`` robots need, so that no robot waits for one. Nothing to do on the CPU."""
-        if self.device.type != "cuda":
-            return
+        """Make the graphs that up to ``rows`` robots need, so that no robot waits for one."""
         shape = self.network.shape
         with torch.no_grad():
             for size in self._picture_sizes:
@@ -435,6 +442,11 @@ class GraphStages(Stages):
                     prefixes = self.prefixes(seen, inputs.to(self.device))
                 x = torch.zeros(count, shape.horizon, shape.action_dim, device=self.device)
                 self.velocity(prefixes, list(state))(x, torch.ones(count, device=self.device))
+
+    @property
+    def without_graph(self) -> list[Hashable]:
+        """Sizes whose capture failed, which run plainly."""
+        return [key for key, graph in self._graphs.items() if graph is None]
 
     def _graph(self, key: Hashable, make: Callable[[], Graph]) -> Graph | None:
         """The graph of one size, made when it is first needed. One that cannot be made is not tried again."""
