@@ -12,7 +12,9 @@ LOUD = 10 ** (-50 / 20)
 LEAD_S, TAIL_S, OPEN_TAIL_S = 0.02, 0.12, 0.03
 """hibari puts 0.3 s of silence in front of a sentence and 0.4 s behind it: waiting, and too long a pause. The third one is
 behind words without punctuation, which the next clause goes on from."""
-_MOST_SENTENCES = 3
+_MOST_SENTENCES = 2
+_SAME_WORDS = 4
+"""In a row: of a sentence that says what was said before."""
 _MIN_WORDS = 3
 _MAX_WORDS = 10
 _SOON_WORDS = 4
@@ -90,22 +92,37 @@ def end_of_sentences(text: str) -> str:
 
 
 def enough_said(text: str) -> tuple[str, bool]:
-    """``text`` up to the third sentence, or to one that was said before, and whether it goes on no further.
+    """``text`` up to the second sentence, or to one that says again what was said before, and whether it goes on no further.
 
     A small model that has begun to repeat itself does so for ever."""
     said: list[str] = []
     at = 0
     for end in _SENTENCE_END.finditer(text):
         sentence = text[at : end.end()].strip()
-        if sentence in said:
+        if sentence in said or _said_again(text[:at], text[at : end.end()]):
             return text[:at].strip(), True
         said.append(sentence)
         if len(said) == _MOST_SENTENCES:
             return text[: end.end()].strip(), True
         at = end.end()
-    if text[at:].strip() in said:
+    if text[at:].strip() in said or _said_again(text[:at], text[at:]):
         return text[:at].strip(), True
     return text, False
+
+
+def _said_again(before: str, sentence: str) -> bool:
+    """Whether whole words of ``sentence`` were in a row in ``before``."""
+    return not _runs(before).isdisjoint(_runs(sentence))
+
+
+def _runs(text: str) -> set[tuple[str, ...]]:
+    words = [word.strip(",;:.!?").lower() for word in re.findall(r"\S+(?=\s)", text)]
+    return {tuple(words[i : i + _SAME_WORDS]) for i in range(len(words) - _SAME_WORDS + 1)}
+
+
+def sentence_ended(text: str) -> bool:
+    """Whether ``text`` is more than one sentence, or a whole one."""
+    return _SENTENCE_END.search(f"{text} ") is not None
 
 
 def word_times(clause: str, samples: int) -> list[tuple[str, int, int]]:

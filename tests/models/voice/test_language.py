@@ -8,7 +8,7 @@ import torch
 from models.voice.dense_llama import dense_logits
 from realtime_omni.errors import ConfigError
 from realtime_omni.models.voice.lm.convert import load
-from realtime_omni.models.voice.lm.language import SYSTEM, Language
+from realtime_omni.models.voice.lm.language import MOST_TOKENS, SYSTEM, Language
 from realtime_omni.models.voice.lm.network import Llama
 from realtime_omni.models.voice.lm.sequences import Sequences
 from realtime_omni.models.voice.lm.tokens import ChatTokens
@@ -150,6 +150,14 @@ def test_marks_for_the_eye_are_unspoken_and_the_end_of_a_turn_is_not(tiny):
     assert not unspoken & {*tokens.stops, *tokens.encode("It's 20, isn't it? Yes!")}
 
 
+def test_a_first_sentence_does_not_turn_in_circles_and_a_second_one_may(tiny):
+    tokens = ChatTokens(load(tiny[0]).tokenizer)
+    assert tokens.circles(tokens.encode("a cat is a ")) == []
+    assert tokens.circles(tokens.encode("a cat is a c")) == list(tokens.encode("a"))  # every letter is a token
+    assert tokens.circles(tokens.encode("no. a cat is a c")) == []
+    assert tokens.circles(tokens.encode("a")) == []
+
+
 def test_a_prompt_is_the_chat_template(tiny, language):
     tokens = language._tokens
     prompt = language.prompt("be kind", [("user", "hi"), ("user", "there"), ("assistant", "hello"), ("user", "bye")])
@@ -167,7 +175,7 @@ def test_old_turns_make_room_several_at_once_and_the_last_one_is_always_there(la
     firsts = set()
     for n in range(1, 41):
         prompt = language.prompt("s", said[:n])
-        assert len(prompt) + 60 <= language.context
+        assert len(prompt) + MOST_TOKENS <= language.context
         text = language._tokens._tokenizer.decode(list(prompt), skip_special_tokens=False)
         assert f"turn {n - 1}<|im_end|>\n<|im_start|>assistant\n" in text
         firsts.add(int(text.split("this is turn ")[1].split("<")[0]))

@@ -169,11 +169,12 @@ def run(answerer):
         pass
 
 
-def greedy(tensors, prompt, limit, stops=frozenset(), unsaid=frozenset()):
+def greedy(tensors, prompt, limit, stops=frozenset(), unsaid=frozenset(), forbid=lambda tokens: []):
     tokens = list(prompt)
     for _ in range(limit):
         logits = dense_logits(CONFIG, tensors, torch.tensor(tokens))[-1]
         logits[sorted(unsaid)] = -torch.inf
+        logits[forbid(tokens[len(prompt) :])] = -torch.inf
         token = int(logits.argmax())
         if token in stops:
             break
@@ -232,6 +233,28 @@ def test_what_nobody_says_is_in_no_answer_read_spoken_or_guessed(sequences, tens
     answer = answerer.ask(prompt, limit=6)
     run(answerer)
     assert answer.tokens == wanted
+
+
+@pytest.mark.parametrize("guessed", [0, 2])
+def test_what_must_not_follow_does_not_alone_beside_others_or_guessed(sequences, tensors, guessed):
+    prompt = words(7, 4)
+    plain = greedy(tensors, prompt, 9)
+
+    def forbid(tokens):
+        return list(tokens[-1:]) + plain[len(tokens) : len(tokens) + 1] * (len(tokens) in (3, 6))
+
+    wanted = greedy(tensors, prompt, 9, forbid=forbid)
+    assert wanted[3] != plain[3]
+    asked_for = [*wanted[:5], *plain[5:]]  # right, and then forbidden
+
+    def guess(asked, tokens):
+        return asked_for[len(tokens) :][:guessed]
+
+    answerer = Answerer(sequences, frozenset(), guess=guess, forbid=forbid)
+    answer, other = answerer.ask(prompt, limit=9), answerer.ask(words(4, 3), limit=3)
+    run(answerer)
+    assert answer.tokens == wanted
+    assert other.tokens == greedy(tensors, words(4, 3), 3, forbid=forbid)
 
 
 def test_a_stop_ends_an_answer_in_the_middle_of_a_guess(sequences, tensors):

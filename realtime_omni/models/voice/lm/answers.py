@@ -1,7 +1,7 @@
 """Answers: who is being answered, in which order the work is done, and the thread that does it.
 
 Owns the queue of questions and the running answers. A question is a sequence of tokens and its answer the greedy
-continuation without what nobody says, a function of the question alone; so an answer that nobody wants any more is simply
+continuation without what is forbidden, a function of the question alone; so an answer that nobody wants any more is simply
 dropped, and its pages serve the next question, which begins the same way. Work is done in pieces (:meth:`Answerer.work`):
 one chunk of a prompt, or one token of every running answer in one batch.
 """
@@ -24,6 +24,7 @@ from realtime_omni.models.voice.lm.sequences import Sequences
 log = logging.getLogger(__name__)
 
 Guess: TypeAlias = Callable[[Sequence[int], Sequence[int]], list[int]]
+Forbid: TypeAlias = Callable[[Sequence[int]], list[int]]
 
 
 @dataclass(eq=False, slots=True)
@@ -56,9 +57,12 @@ class Answerer:
         most: int = 4,
         guess: Guess | None = None,
         unsaid: Sequence[int] = (),
+        forbid: Forbid | None = None,
     ) -> None:
         """``most``: answers at once. ``stops``: tokens that end an answer, not part of it. ``guess``: what may follow on a
-        prompt and an answer so far; what is right of it costs no passes of its own. ``unsaid``: tokens no answer has."""
+        prompt and an answer so far; what is right of it costs no passes of its own. ``unsaid``: tokens no answer has.
+        ``forbid``: tokens that must not follow on an answer so far."""
+        self._forbid = forbid
         self._guess = guess
         self._unsaid = torch.tensor(unsaid, dtype=torch.int64)
         self._sequences = sequences
@@ -158,14 +162,14 @@ class Answerer:
         unread = self._unread(answer)
         logits = self._sequences.feed({answer.name: unread[: self._sequences.chunk]})
         if len(unread) <= self._sequences.chunk:
-            self._take(answer, *self._likeliest(logits))
+            self._take(answer, *self._likeliest(logits, [[]]))
 
     def _speak(self, answers: Sequence[Answer]) -> None:
         if len(answers) == 1 and (ahead := self._ahead(answers[0])):  # a pass has as many tokens of every row
             self._speak_ahead(answers[0], ahead)
             return
         logits = self._sequences.feed({a.name: a.tokens[-1:] for a in answers})
-        for answer, token in zip(answers, self._likeliest(logits), strict=True):
+        for answer, token in zip(answers, self._likeliest(logits, [a.tokens for a in answers]), strict=True):
             self._take(answer, token)
 
     def _ahead(self, answer: Answer) -> list[int]:
@@ -178,7 +182,7 @@ class Answerer:
     def _speak_ahead(self, answer: Answer, ahead: Sequence[int]) -> None:
         """One pass over the last token and those that may follow; what was guessed wrong is taken back."""
         logits = self._sequences.feed({answer.name: [answer.tokens[-1], *ahead]}, every=True)
-        follows = self._likeliest(logits)
+        follows = self._likeliest(logits, [[*answer.tokens, *ahead[:n]] for n in range(len(ahead) + 1)])
         right = sum(takewhile(bool, map(eq, ahead, follows)))
         if wrong := len(ahead) - right:
             self._sequences.take_back(answer.name, wrong)
@@ -186,9 +190,13 @@ class Answerer:
             if not answer.done:
                 self._take(answer, token)
 
-    def _likeliest(self, logits: Tensor) -> list[int]:
-        """The greedy choice after every row of ``logits`` [N, V]."""
-        return [int(token) for token in logits.index_fill(-1, self._unsaid, -torch.inf).argmax(dim=-1)]
+    def _likeliest(self, logits: Tensor, said: Sequence[Sequence[int]]) -> list[int]:
+        """The greedy choice for every row of ``logits`` [N, V], behind the N beginnings ``said`` of its answer."""
+        logits = logits.index_fill(-1, self._unsaid, -torch.inf)
+        if self._forbid is not None:
+            for row, tokens in zip(logits, said, strict=True):
+                row[self._forbid(tokens)] = -torch.inf
+        return [int(token) for token in logits.argmax(dim=-1)]
 
     def _take(self, answer: Answer, token: int) -> None:
         if token not in self._stops and len(answer.tokens) < answer.limit:

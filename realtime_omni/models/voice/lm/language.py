@@ -21,8 +21,8 @@ from realtime_omni.models.voice.speaker import SYSTEM, Draft, Role, Said
 from realtime_omni.models.voice.speech import end_of_sentences, enough_said
 from realtime_omni.models.voice.state import NO_TOOLS, Offer, Prompt
 
-MOST_TOKENS = 60
-"""Of an answer: twenty seconds of speech."""
+MOST_TOKENS = 48
+"""Of an answer: fifteen seconds of speech."""
 _CHUNK = 16
 _MOST_TURNS, _LEAST_TURNS = 4, 2
 """Of both sides, before a question: with more, or in half of the room, only the newest stay. A small model answers worse the
@@ -52,6 +52,7 @@ class Language:
             most=calls,
             guess=self._tokens.lookup(),
             unsaid=self._tokens.unspoken(),
+            forbid=self._tokens.circles,
         )
         self._turn = lru_cache(4096)(self._tokens.turn)
         self._answerer.pin(self._turn("system", SYSTEM))

@@ -12,8 +12,11 @@ from typing import Any
 
 from realtime_omni.models.voice.lm.lookup import Lookup
 from realtime_omni.models.voice.speaker import Role
+from realtime_omni.models.voice.speech import sentence_ended
 
 _FOR_THE_EYE = frozenset('"*#:\n')
+_ONCE = 4
+"""Tokens of a sentence. Fewer would forbid what is said twice for good reason, as "the capital of"."""
 _CONTROL = 3  # GGUF's token type of a control token
 
 
@@ -63,6 +66,13 @@ class ChatTokens:
     def unspoken(self) -> tuple[int, ...]:
         """Tokens with a mark that is for the eye: of quotations, lists, headings and scripts, and the ends of lines."""
         return tuple(t for t in range(self.size) if t not in self.stops and set(self.decode((t,))) & _FOR_THE_EYE)
+
+    def circles(self, tokens: Sequence[int]) -> list[int]:
+        """What would have a first sentence say the same tokens in a row again (no repeated n-grams, Paulus et al. 2017). Later
+        ones may: there the answer ends (:func:`.speech.enough_said`) instead of saying something else, which is seldom true."""
+        last = tokens[len(tokens) - _ONCE + 1 :]
+        follow = [tokens[i + _ONCE - 1] for i in range(len(tokens) - _ONCE + 1) if tokens[i : i + _ONCE - 1] == last]
+        return [] if follow and sentence_ended(self.decode(tokens)) else follow
 
     def lookup(self) -> Lookup:
         """Guesses of answers."""
