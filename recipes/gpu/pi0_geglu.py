@@ -14,6 +14,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import torch
@@ -71,21 +73,23 @@ def measured(device: torch.device, tokens: int, width: int) -> Iterator[dict[str
 
 
 def timed(work: Callable[[], Any], device: torch.device) -> float:
-    """Milliseconds of one call, of several in a row."""
+    """Milliseconds of one call, the median of several in a row."""
     for _ in range(3):
         work()
+    taken = list[float]()
     if device.type != "cuda":
-        began_s = time.perf_counter()
         for _ in range(REPEATS):
+            began_s = time.perf_counter()
             work()
-        return (time.perf_counter() - began_s) * 1000 / REPEATS
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(REPEATS):
+            taken.append((time.perf_counter() - began_s) * 1000)
+        return median(taken)
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(REPEATS + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
         work()
-    end.record()
+        mark.record()
     torch.cuda.synchronize(device)
-    return float(begin.elapsed_time(end)) / REPEATS
+    return median(begin.elapsed_time(end) for begin, end in pairwise(marks))
 
 
 def main() -> int:
