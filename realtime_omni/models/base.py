@@ -171,24 +171,17 @@ class GrowingAttention(Protocol):
         """The named rows have written all their tokens, at least none; without it their tick fails."""
         ...
 
-    def rooms(self, most: int) -> Rooms:
-        """Memory for passes over one token of up to ``most`` rows as CUDA graphs; see ``kv.attention.rooms``."""
-        ...
-
-    def fits(self, rooms: Rooms) -> bool:
-        """Whether ``use`` would take them."""
-        ...
-
     def use(self, rooms: Rooms) -> None:
-        """Keep the rows' histories there, said before the first pass. Then ``columns``, a pass over one token of the named
-        rows through ``rooms``, and ``wrote``, may stand in the place of ``attend``."""
+        """Copy the rows' histories there, before the first pass: memory that stays where it is, for CUDA graphs (see
+        ``kv.attention.rooms``). A pass of the named rows through ``rooms``, with ``columns`` before and ``wrote`` after it,
+        then stands in the place of ``attend``. Raises ValueError where they do not fit."""
         ...
 
     def columns(self, rows: Sequence[int]) -> list[int]:
         """Where each named row's next token stands in its room."""
         ...
 
-    def wrote(self, rows: Sequence[int]) -> None:
+    def wrote(self, rows: Sequence[int], tokens: int) -> None:
         """A pass through every layer has put the named rows' next tokens there."""
         ...
 
@@ -265,8 +258,8 @@ class StepBatch(Protocol):
     def growing(self, tokens: Callable[[int, int], int], turn: Callable[[int, torch.Tensor], None]) -> GrowingAttention:
         """In place of ``attention``, for a model that declares how many tokens a frame has at most: its passes append.
 
-        ``tokens`` (row, frame index): how many the frame of history holds. ``turn`` (row, keys [heads, tokens, head_dim])
-        edits a copy of the keys that the row sees, once a tick and layer, before they are used."""
+        ``tokens`` (row, frame index): how many the frame of history holds. ``turn`` (row, keys
+        [..., heads, tokens, head_dim]) edits a copy of the keys that it sees, in one layer or all, before they are used."""
         ...
 
     def rewritten(self, row: int) -> tuple[int, ...]:

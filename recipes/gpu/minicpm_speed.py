@@ -1,17 +1,21 @@
 """MiniCPM-o's geometry with random weights, through the engine: how long a second of so many calls takes.
 
     PYTHONPATH=.:protocols:clients/python python recipes/gpu/minicpm_speed.py [--limit-s 240]    (on one H200)
+    ... --parts rooms model --calls 1 16 --graphs on                                              (in half a minute)
     PYTHONPATH=.:protocols:clients/python python recipes/gpu/minicpm_speed.py --device cpu --scale tiny    (its own test)
 
-One JSON line for each part, number of calls, and with and without graphs (``--graphs on off``), what is quick first:
+One JSON line for each part, number of calls (``--calls``), and with and without graphs (``--graphs``), what is quick first:
 
 ``operations``  what torch is asked for in a tick of three calls at the tiny size, a replay counted as one.
 ``equal``       tiny, greedy, in float32: with graphs all calls say in all seconds what they say without.
-``rooms``       one layer's attention of one token a call over full windows of 240 seconds, by the kernel that graphs use and by
-                torch's with a mask: microseconds, share of an H200's memory speed, error.
-``model``       a tick through the engine, and its stages (with a wait after each). Every call speaks in every second and uses
-                all its words, which random weights do: the most that a tick can cost. The vocoder hums. Histories are as long
-                as the run.
+``rooms``       one layer's attention of 1, 2 and 11 tokens a call over full windows of 240 seconds: microseconds, share of an
+                H200's memory speed, error.
+``model``       a tick through the engine; its stages, and what they are made of, with a wait after each piece, so these are
+                longer: histories copied into rooms, the opening pass, those over a word, the closing one, what is drawn of
+                them, pages written; the talker's condition, and its passes over a code. Every call speaks in every second and
+                uses all its words, which random weights do: the most that a tick can cost. Windows are of 240 seconds: with
+                graphs a pass reads all of it, whatever is there; what is copied is as long as the run. The vocoder hums.
+                ``captured_s``: from the weights to the first call. ``gib_a_call``: what the plan counts for one.
 ``vocoder``     a second of sound of the checkpoint's kind of vocoder: ten steps of the flow, a voice's sample of five seconds.
 
 Exit status 0: nothing failed, and all seconds were equal.
@@ -25,7 +29,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,13 +38,14 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from realtime_omni.config import Config, EngineSection, KVSection, SessionSection
+from realtime_omni.kv.attention.growing import GrowingPlan
 from realtime_omni.kv.attention.rooms import Rooms
 from realtime_omni.models.base import Step, StepBatch
 from realtime_omni.models.common.capture import Capture
+from realtime_omni.models.minicpmo.captured import CapturedLines, CapturedThinker
 from realtime_omni.models.minicpmo.config import Config45, DecoderConfig, EarConfig
 from realtime_omni.models.minicpmo.ears import Ears
 from realtime_omni.models.minicpmo.model import MiniCPMO
@@ -49,6 +54,7 @@ from realtime_omni.models.minicpmo.network import Language
 from realtime_omni.models.minicpmo.sampling import CodeChance, TextChance
 from realtime_omni.models.minicpmo.settings import Settings
 from realtime_omni.models.minicpmo.talker import CODES, Talker
+from realtime_omni.models.minicpmo.thinking import CLOSING, Thinker
 from realtime_omni.models.minicpmo.vocabulary import Marks
 from realtime_omni.models.minicpmo.vocoder.encoder import EncoderSizes
 from realtime_omni.models.minicpmo.vocoder.estimator import EstimatorSizes
@@ -89,8 +95,11 @@ SPOKEN = 8
 """Seconds of a turn: the first four are not timed."""
 CALLS = (1, 16, 4)
 SECONDS, MEASURED = 14, 8
+STAGED = 3
+"""Seconds more, which are taken apart."""
 PARTS = ("operations", "equal", "rooms", "model", "vocoder")
-WINDOW = 240 * 32
+WINDOW_S = 240
+WINDOW = WINDOW_S * 32
 H200_BYTES_PER_S = 4.8e12
 MARKS = Marks(
     unit=0, unit_end=1, listen=2, speak=3, tts_bos=4, chunk_eos=5, chunk_tts_eos=6, turn_eos=7, forbidden=(2, 5, 6, 7)
@@ -130,7 +139,7 @@ def build(
         )
     for network in networks:
         drawn(network, device, dtype)
-    settings = Settings(prompt_tokens=64, window_units=SECONDS + 2)
+    settings = Settings(prompt_tokens=64, window_units=WINDOW_S if scale is SCALES["real"] else SECONDS + 2)
     if greedy:
         settings = replace(settings, text=TextChance(temperature=0), codes=CodeChance(temperature=0, repetition=1))
 
@@ -159,7 +168,12 @@ def engine_of(model: MiniCPMO, calls: int, device: str, dtype: str) -> InlineEng
         model="minicpm-o",
         device=device,
         dtype=dtype,  # type: ignore[arg-type]
-        kv=KVSection(requested_sessions=calls, window_frames=SECONDS + 2, keep_gathered=True),
+        kv=KVSection(
+            memory_fraction=0.9,
+            requested_sessions=calls,
+            window_frames=model.spec.kv.window_frames,
+            keep_gathered=True,
+        ),
         engine=EngineSection(max_batch=calls, threads=1),
         session=SessionSection(max_sessions=calls),
     )
@@ -177,14 +191,6 @@ def tick(engine: InlineEngine, calls: int) -> list[Any]:
             raise chunk
     engine.rest()
     return chunks
-
-
-def ready(model: MiniCPMO, engine: InlineEngine, device: str) -> float:
-    """Seconds that its graphs took."""
-    began_s = time.perf_counter()
-    model.warm_up(engine.runner.storage)
-    wait(device)
-    return round(time.perf_counter() - began_s, 1)
 
 
 @contextmanager
@@ -216,23 +222,65 @@ def staged(model: MiniCPMO, device: str, spent: list[dict[str, float]]) -> Itera
         yield
 
 
-def measure(model: MiniCPMO, calls: int, device: str, dtype: str) -> dict[str, object]:
+@contextmanager
+def pieces(device: str, spent: dict[str, float]) -> Iterator[None]:
+    """Milliseconds of what thinking and talking are made of."""
+
+    def timed(name: Callable[..., str], work: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            wait(device)
+            began_s = time.perf_counter()
+            result = work(*args, **kwargs)
+            wait(device)
+            key = name(*args)
+            spent[key] = spent.get(key, 0.0) + (time.perf_counter() - began_s) * 1000
+            return result
+
+        return call
+
+    names = {1: "word", 2: "closing"}
+    with ExitStack() as stack:
+        for kind, method, name in (
+            *((kind, "begin", lambda *_: "think: histories") for kind in (Thinker, CapturedThinker)),
+            *(
+                (kind, "go_on", lambda *args: f"think: {names.get(args[3].shape[1], 'opening')}")
+                for kind in (Thinker, CapturedThinker)
+            ),
+            (Thinker, "_choose", lambda *_: "think: drawn"),
+            (GrowingPlan, "finish", lambda *_: "think: pages"),
+            (CapturedLines, "begin", lambda *_: "talk: condition"),
+            (CapturedLines, "step", lambda *_: "talk: code"),
+        ):
+            stack.enter_context(patch.object(kind, method, timed(name, getattr(kind, method))))
+        yield
+
+
+def measure(made: Callable[[], MiniCPMO], calls: int, device: str, dtype: str) -> dict[str, object]:
+    began_s = time.perf_counter()
+    model = made()
     engine = engine_of(model, calls, device, dtype)
-    captured_s = ready(model, engine, device)
+    wait(device)
+    captured_s = round(time.perf_counter() - began_s, 1)
     took: list[float] = []
-    spent: list[dict[str, float]] = []
-    for number in range(SECONDS + 3):
+    for _ in range(SECONDS):
         began_s = time.perf_counter()
-        if number < SECONDS:
+        tick(engine, calls)
+        took.append((time.perf_counter() - began_s) * 1000)
+    spent: list[dict[str, float]] = []
+    apart: list[dict[str, float]] = []
+    for _ in range(STAGED):
+        with staged(model, device, spent):
             tick(engine, calls)
-            took.append((time.perf_counter() - began_s) * 1000)
-        else:
-            with staged(model, device, spent):
-                tick(engine, calls)
+        apart.append({})
+        with pieces(device, apart[-1]):
+            tick(engine, calls)
     last = took[-MEASURED:]
     out: dict[str, object] = {"tick_ms": {"p50": round(statistics.median(last), 1), "max": round(max(last), 1)}}
-    out["stages_ms"] = {stage: round(statistics.median(each[stage] for each in spent), 1) for stage in spent[-1]}
+    for name, each in (("stages_ms", spent), ("pieces_ms", apart)):
+        out[name] = {key: round(statistics.median(one[key] for one in each), 1) for key in each[-1]}
     out["tokens_a_call"] = engine.state_of("call-0").facts.tokens
+    spec = engine.runner.storage.spec
+    out["gib_a_call"] = round((spec.required_bytes(2) - spec.required_bytes(1)) / 2**30, 2)
     if device.startswith("cuda"):
         out["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     return out | {"captured_s": captured_s}
@@ -241,9 +289,7 @@ def measure(model: MiniCPMO, calls: int, device: str, dtype: str) -> dict[str, o
 def equal(made: Callable[[int | None], MiniCPMO], calls: int, device: str, dtype: str) -> dict[str, object]:
     told = []
     for rows in (None, calls):
-        model = made(rows)
-        engine = engine_of(model, calls, device, dtype)
-        ready(model, engine, device)
+        engine = engine_of(made(rows), calls, device, dtype)
         told.append([[chunk.signals for chunk in tick(engine, calls)] for _ in range(SECONDS)])
     same = [one == two for ours, theirs in zip(*told, strict=True) for one, two in zip(ours, theirs, strict=True)]
     return {"equal": sum(same), "of": len(same), "good": all(same)}
@@ -278,7 +324,6 @@ def operations(graphs: bool) -> dict[str, object]:
         model = made(3 if graphs else None)
         engine = engine_of(model, 3, "cpu", "float32")
         speaker = vocoder("tiny", "cpu", torch.float32, 3 if graphs else None)
-        ready(model, engine, "cpu")
         for _ in range(3):
             tick(engine, 3)
         before = asked.replays
@@ -295,49 +340,44 @@ def operations(graphs: bool) -> dict[str, object]:
     return out | {"a_second_of_sound": asked.count - count + asked.replays - replays}
 
 
-def full_rooms(scale: str, device: str, dtype: str, calls: int) -> dict[str, object]:
+def full_rooms(scale: str, device: str, dtype: str, calls: int, new: int) -> dict[str, object]:
+    """``new``: tokens a call."""
     size, kind, tokens = SCALES[scale].language, getattr(torch, dtype), WINDOW if scale == "real" else 96
     layers, passes = 2, 20  # two, so that none is found in a cache
     shape = (size.num_key_value_heads, size.head_dim)
     rooms = Rooms(layers, calls, tokens, *shape, dtype=kind, device=device)
     rooms.keys.normal_()
     rooms.values.normal_()
-    rooms.place(range(calls), [tokens - 1] * calls, calls)
-    rooms.look(calls)
-    q = torch.randn(calls, 1, size.num_attention_heads, size.head_dim, device=device).to(kind)
-    k, v = (torch.randn(calls, 1, *shape, device=device).to(kind) for _ in range(2))
-    mask = torch.ones(calls, 1, 1, tokens, dtype=torch.bool, device=device)
-
-    def masked(layer: int) -> torch.Tensor:
-        keys, values = rooms.keys[layer, :calls], rooms.values[layer, :calls]
-        return scaled_dot_product_attention(
-            q.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, enable_gqa=True
-        )
-
-    out = rooms.attend(0, q, k, v)[0, 0].float()
-    seen = [
-        room[0, 0].float().repeat_interleave(len(q[0, 0]) // shape[0], dim=1) for room in (rooms.keys, rooms.values)
-    ]
-    weights = torch.softmax(torch.einsum("hd,thd->ht", q[0, 0].float(), seen[0]) * size.head_dim**-0.5, dim=-1)
+    rooms.place(range(calls), [tokens - new] * calls, new, calls)
+    q = torch.randn(calls, new, size.num_attention_heads, size.head_dim, device=device).to(kind)
+    k, v = (torch.randn(calls, new, *shape, device=device).to(kind) for _ in range(2))
+    out = rooms.look(calls, new)(0, q, k, v)[0, -1].float()
+    group = size.num_attention_heads // shape[0]
+    seen = [room[0, 0].float().repeat_interleave(group, dim=1) for room in (rooms.keys, rooms.values)]
+    weights = torch.softmax(torch.einsum("hd,thd->ht", q[0, -1].float(), seen[0]) * size.head_dim**-0.5, dim=-1)
     expected = torch.einsum("ht,thd->hd", weights, seen[1])
     error = float((out - expected).abs().max() / expected.abs().max())
-    told: dict[str, object] = {"tokens": tokens, "error": error, "good": error < 0.02}
     read = 2 * calls * tokens * shape[0] * shape[1] * kind.itemsize
-    for name, each in (("kernel", lambda layer: rooms.attend(layer, q, k, v)), ("masked", masked)):
 
-        def work(each: Callable[[int], torch.Tensor] = each) -> None:
-            for number in range(passes):
-                each(number % layers)
+    def work() -> None:
+        attend = rooms.look(calls, new)
+        for number in range(passes):
+            attend(number % layers, q, k, v)
 
-        replay, took = Capture(torch.device(device))(work), list[float]()
-        for _ in range(6):
-            wait(device)
-            began_s = time.perf_counter()
-            replay()
-            wait(device)
-            took.append((time.perf_counter() - began_s) / passes)
-        told[name] = {"us": round(min(took) * 1e6, 1), "of_memory": round(read / min(took) / H200_BYTES_PER_S, 2)}
-    return told
+    replay, took = Capture(torch.device(device))(work), list[float]()
+    for _ in range(6):
+        wait(device)
+        began_s = time.perf_counter()
+        replay()
+        wait(device)
+        took.append((time.perf_counter() - began_s) / passes)
+    return {
+        "window": tokens,
+        "us": round(min(took) * 1e6, 1),
+        "of_memory": round(read / min(took) / H200_BYTES_PER_S, 2),
+        "error": error,
+        "good": error < 0.02,
+    }
 
 
 def vocoder(scale: str, device: str, dtype: torch.dtype, captured_rows: int | None) -> Token2Wav:
@@ -390,6 +430,7 @@ def main() -> int:
     parser.add_argument("--scale", choices=sorted(SCALES), default="real")
     parser.add_argument("--limit-s", type=float, default=240)
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
+    parser.add_argument("--calls", nargs="*", type=int, default=())
     parser.add_argument("--graphs", nargs="*", choices=("off", "on"), default=("on", "off"))
     args = parser.parse_args()
     began_s = time.perf_counter()
@@ -423,19 +464,21 @@ def main() -> int:
         15,
         lambda: equal(build(SCALES["tiny"], args.device, torch.float32, greedy=True), 3, args.device, "float32"),
     )
-    for calls in (1, 16):
-        attention = partial(full_rooms, args.scale, args.device, dtype, calls)
-        part("rooms", 10 if real else 1, torch.no_grad()(attention), calls=calls, dtype=dtype)
+    numbers = args.calls or (CALLS if real else CALLS[::2])
+    for calls in numbers:
+        for new in (1, CLOSING, 11):
+            attention = partial(full_rooms, args.scale, args.device, dtype, calls, new)
+            part("rooms", 3 if real else 1, torch.no_grad()(attention), calls=calls, new=new, dtype=dtype)
     whole: Callable[[int | None], MiniCPMO] | None = None
-    for calls in CALLS if real else CALLS[::2]:
+    for calls in numbers:
         for graphs in ways:
 
             def work(calls: int = calls, graphs: bool = graphs) -> dict[str, object]:
                 nonlocal whole
                 whole = whole or build(SCALES[args.scale], args.device, getattr(torch, dtype))
-                return measure(whole(calls if graphs else None), calls, args.device, dtype)
+                return measure(partial(whole, calls if graphs else None), calls, args.device, dtype)
 
-            part("model", 40 if real else 2, work, calls=calls, graphs=graphs, dtype=dtype)
+            part("model", (15 if graphs else 60) if real else 2, work, calls=calls, graphs=graphs, dtype=dtype)
         for graphs in ways:
             for flow in ("float32", "bfloat16") if real else ("float32",):
                 speaks = partial(vocoder_part, args.scale, args.device, flow, calls, graphs)

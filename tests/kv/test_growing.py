@@ -60,6 +60,10 @@ def _draw(tokens: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
+def _rooms(bench: Bench, rows: int) -> Rooms:
+    return Rooms.of(bench.spec, rows, dtype=torch.float32, device="cpu")
+
+
 def _dense(q: Tensor, k: Tensor, v: Tensor, tokens: int) -> Tensor:
     """The last ``tokens`` queries over all keys, causal."""
     mask = torch.ones(len(k), len(k), dtype=torch.bool).tril()[-tokens:]
@@ -131,8 +135,8 @@ def test_rows_that_share_a_kernel_are_what_they_are_alone() -> None:
 
 
 def test_passes_through_rooms_see_and_leave_what_plain_ones_do() -> None:
-    """Frames begin with several tokens, go on one by one in passes that are filled up, and end with two; rooms are left as
-    the tick before left them. Pages are equal to the last slot."""
+    """Frames are written by passes of one, two and more tokens, of all rows and of one, in either order, filled up; rooms are
+    left as the tick before left them, and as one that computed no numbers did. Pages are equal to the last slot."""
     plain, roomed = Bench(), Bench()
     rooms: Rooms | None = None
     for number in range(6):
@@ -140,26 +144,24 @@ def test_passes_through_rooms_see_and_leave_what_plain_ones_do() -> None:
         for way, bench in enumerate((plain, roomed)):
             plan, blocks = bench.plan(True)
             if bench is roomed:
-                rooms = rooms or plan.rooms(3)
-                assert plan.fits(rooms)
+                rooms = rooms or _rooms(bench, 3)
                 plan.use(rooms)
             counts = [0, 0]
             for place, (rows, count) in enumerate((([0, 1], 2), ([0, 1], 1), ([1], 1), ([1, 0], 1), ([0, 1], 2))):
                 drawn = _draw(count, 10 * number + place)
-                one_by_one = bench is roomed and count == 1
-                if one_by_one:
+                if bench is roomed:
                     assert rooms is not None
-                    rooms.place(rows, plan.columns(rows), 3)
-                    rooms.look(3)
+                    rooms.place(rows, plan.columns(rows), count, 3)
+                    attend = rooms.look(3, count)
                 for layer in range(LAYERS):
                     q, k, v = (torch.stack([x[layer] * (1 + row) for row in rows]) for x in drawn)
-                    if not one_by_one:
+                    if bench is plain:
                         outs[way].append(plan.attend(layer, q, k, v, rows=rows))
                         continue
-                    filled = [torch.cat((x, x.new_ones(3 - len(rows), *x.shape[1:]))) for x in (q, k, v)]
-                    outs[way].append(rooms.attend(layer, *filled)[: len(rows)])
-                if one_by_one:
-                    plan.wrote(rows)
+                    q, k, v = (x.new_ones(3, *x.shape[1:]).index_copy(0, torch.tensor(rows), x) for x in (q, k, v))
+                    outs[way].append(attend(layer, q, k, v)[rows])
+                if bench is roomed:
+                    plan.wrote(rows, count)
                 for row in rows:
                     counts[row] += count
             plan.finish([1, 0])
@@ -175,22 +177,28 @@ def test_passes_through_rooms_see_and_leave_what_plain_ones_do() -> None:
             for pool in ("k", "v"):
                 pages = [getattr(bench.storage, pool)[layer][managed] for bench in (plain, roomed)]
                 assert torch.equal(*pages)
+        assert rooms is not None
+        rooms.place([0, 1], [30, 30], 2, 3)
+        rooms.look(3, 2)(0, *(torch.full((3, 2, heads, DIM), torch.nan) for heads in (HEADS, KV_HEADS, KV_HEADS)))
 
 
 def test_rooms_are_taken_before_the_first_pass_and_where_they_fit() -> None:
-    plan, _ = Bench().plan(True)
-    assert not plan.fits(plan.rooms(1))
-    rooms = plan.rooms(2)
+    bench = Bench()
+    plan, _ = bench.plan(True)
+    with pytest.raises(ValueError, match="no rooms"):
+        plan.use(_rooms(bench, 1))
+    rooms = _rooms(bench, 2)
     q, k, v = (x[0][None] for x in _draw(1, 0))
     plan.attend(0, q, k, v, rows=[0])
     with pytest.raises(ValueError, match="too late"):
         plan.use(rooms)
     other, _ = Bench().plan(True)
     other.use(rooms)
-    for _ in range(ROOM):
-        other.wrote([0])
+    with pytest.raises(ValueError, match="in rooms"):
+        other.attend(0, q, k, v, rows=[0])
+    other.wrote([0], ROOM)
     with pytest.raises(ValueError, match="no room"):
-        other.wrote([0])
+        other.wrote([0], 1)
 
 
 def test_a_frame_has_no_room_for_more_and_a_finished_row_for_none() -> None:

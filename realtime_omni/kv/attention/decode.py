@@ -102,7 +102,7 @@ class DecodePlan:
 
 def attention(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
     """One query per head and row, q [B, H, d], over the slots ``table[b, :lengths[b]]`` (int32) of ``keys`` and ``values``
-    [slots, K, d]; head h reads key head h * K // H. Scores, weights and sums are float32; returns q's shape and dtype."""
+    [slots, H, d]. Scores, weights and sums are float32; returns q's shape and dtype."""
     return _kernel()(q, keys, values, table, lengths) if q.is_cuda else gathered(q, keys, values, table, lengths)
 
 
@@ -111,11 +111,10 @@ def gathered(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Te
     wide = torch.promote_types(q.dtype, torch.float32)
     there = torch.arange(table.shape[1], device=q.device) < lengths[:, None]
     slots = table.long().masked_fill(~there, 0)
-    k, v = (pool[slots].to(wide) for pool in (keys, values))  # [B, T, K, d]
-    grouped = torch.unflatten(q.to(wide), 1, (k.shape[2], -1))
-    scores = torch.einsum("bkgd,btkd->bkgt", grouped, k) * q.shape[-1] ** -0.5
-    weights = torch.softmax(scores.masked_fill(~there[:, None, None], -torch.inf), dim=-1)
-    return torch.einsum("bkgt,btkd->bkgd", weights, v).flatten(1, 2).to(q.dtype)
+    k, v = (pool[slots].to(wide) for pool in (keys, values))  # [B, T, H, d]
+    scores = torch.einsum("bhd,bthd->bht", q.to(wide), k) * q.shape[-1] ** -0.5
+    weights = torch.softmax(scores.masked_fill(~there[:, None], -torch.inf), dim=-1)
+    return torch.einsum("bht,bthd->bhd", weights, v).to(q.dtype)
 
 
 def _kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:

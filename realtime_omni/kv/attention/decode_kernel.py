@@ -35,7 +35,6 @@ def _partial(  # type: ignore[no-untyped-def]
     places,
     part,
     heads: tl.constexpr,
-    group: tl.constexpr,
     dim: tl.constexpr,
     tile: tl.constexpr,
 ):
@@ -52,7 +51,7 @@ def _partial(  # type: ignore[no-untyped-def]
     slot = tl.load(table + row * places + place, mask=place < last, other=0)
     for _ in range(first, last, tile):
         there = place < last
-        at = (slot.to(tl.int64)[:, None] * (heads // group) + head // group) * dim + channel[None, :]
+        at = (slot.to(tl.int64)[:, None] * heads + head) * dim + channel[None, :]
         keys = tl.load(k + at, mask=there[:, None], other=0.0)
         values = tl.load(v + at, mask=there[:, None], other=0.0)
         place += tile  # the next slots are on their way while this tile is computed
@@ -102,21 +101,7 @@ def decode(q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: Tensor) -> T
     out = torch.empty_like(q)
     part = -(-places // parts)
     _partial[heads, parts, rows](
-        q,
-        k,
-        v,
-        table,
-        lengths,
-        sums,
-        tops,
-        dim**-0.5,
-        places,
-        part,
-        heads,
-        heads // k.shape[1],
-        dim,
-        TILE,
-        num_warps=WARPS,
+        q, k, v, table, lengths, sums, tops, dim**-0.5, places, part, heads, dim, TILE, num_warps=WARPS
     )
     _merge[(rows * heads,)](sums, tops, out, parts, dim, num_warps=4)
     return out

@@ -9,8 +9,8 @@ conventions. Causal: a token sees its row's history, what the tick wrote before 
 share one kernel, padded to the longest and masked; elsewhere, and in float64, each row attends alone, so that no bit of its
 result depends on another.
 
-With :class:`~realtime_omni.kv.attention.rooms.Rooms` the copies are in memory that stays where it is: passes of one token may
-then be captured, and what a tick wrote goes to the pages when the rows finish.
+With :class:`~realtime_omni.kv.attention.rooms.Rooms` the copies are in memory that stays where it is: passes run through the
+rooms then and may be captured, and what a tick wrote goes to the pages when the rows finish.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ from realtime_omni.kv.attention.sdpa import fast_kernels
 from realtime_omni.kv.storage import KVStorage, Run
 
 Turn = Callable[[int, Tensor], None]
-"""(row, its history's keys [heads, tokens, head_dim]): edits this copy in place. Where frames between the oldest and the
-newest are gone, keys must be turned to stand at their new distance."""
+"""(row, its history's keys [..., heads, tokens, head_dim], of some layers): edits this copy in place. Where frames between the
+oldest and the newest are gone, keys must be turned to stand at their new distance."""
 
 
 _ALL = -1
+_STEP = 256
+"""Tokens by which the length of a shared pass grows: cuDNN makes a plan for each new shape, some 60 ms on an H200, and a
+conversation has a new length in every pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,41 +82,32 @@ class GrowingPlan:
         self._finished: set[int] = set()
         self._closed = False
         self._rooms: Rooms | None = None
-        self._roomed: set[int] = set()
-        """Layers whose histories are in the rooms."""
-
-    def rooms(self, most: int) -> Rooms:
-        """Memory for ``most`` rows of these pools."""
-        return Rooms.of(self._storage, most)
-
-    def fits(self, rooms: Rooms) -> bool:
-        """Whether these are rooms for all rows."""
-        spec, storage = self._storage.spec, self._storage
-        longest = max(history + room for history, room in zip(self._tokens, self._room, strict=True))
-        layers, _, tokens, *heads = rooms.keys.shape
-        return (
-            rooms.rows >= len(self._tokens)
-            and tokens >= longest
-            and (layers, *heads) == (spec.num_layers, spec.num_kv_heads, spec.head_dim)
-            and (rooms.keys.dtype, rooms.keys.device) == (storage.dtype, storage.flat_k[0].device)
-        )
 
     def use(self, rooms: Rooms) -> None:
-        """Row n is in room n, from the first pass on. Raises ValueError where that is too late, or they do not fit."""
-        if not self.fits(rooms) or self._buffers or any(map(any, self._written)):
+        """Copy row n's history into room n, before the first pass; all passes then run through the rooms. Raises ValueError
+        where that is too late, or they do not fit."""
+        if self._buffers or any(map(any, self._written)) or not self._fits(rooms):
             raise ValueError(f"no rooms for {len(self._tokens)} rows, or too late")
-        self._rooms, self._together = rooms, True
+        self._rooms = rooms
+        for row, tokens in enumerate(self._tokens):
+            rooms.begin(row, tokens)
+            if tokens:
+                slots = self._history_slots(row)
+                for layer in range(self._storage.spec.num_layers):
+                    pools = self._storage.flat_k[layer], self._storage.flat_v[layer]
+                    for pool, side in zip(pools, (rooms.keys, rooms.values), strict=True):
+                        torch.index_select(pool, 0, slots, out=side[layer, row, :tokens])
+            self._turn(row, rooms.keys[:, row, :tokens].transpose(1, 2))  # all layers at once: it is a dozen kernels
 
     def columns(self, rows: Sequence[int]) -> list[int]:
         """Where each row's next token stands in its room."""
         return [self._tokens[row] + self._written[row][0] for row in rows]
 
-    def wrote(self, rows: Sequence[int]) -> None:
-        """Each row's next token is in its room, in every layer. Raises ValueError for a row that had no place for it."""
+    def wrote(self, rows: Sequence[int], tokens: int) -> None:
+        """Each row's next tokens are in its room, in every layer. Raises ValueError for a row that had no place for them."""
         for row in rows:
-            if row in self._finished or self._written[row][0] >= self._room[row]:
-                raise ValueError(f"row {row} has no room for another token")
-            self._written[row] = [written + 1 for written in self._written[row]]
+            self._check(row, 0, tokens)
+            self._written[row] = [written + tokens for written in self._written[row]]
 
     def history_tokens(self, row: int) -> int:
         """Committed tokens that the row sees."""
@@ -122,14 +116,11 @@ class GrowingPlan:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, rows: Sequence[int]) -> Tensor:
         """Write ``k`` and ``v`` [B, T, kv_heads, head_dim] behind what the named rows have written, and attend from ``q``
         [B, T, heads, head_dim]; returns its shape. Raises ValueError when a row has no room for T tokens."""
-        if self._closed:
-            raise ValueError("this attention plan is closed")
+        if self._closed or self._rooms is not None:
+            raise ValueError("this attention plan is closed, or its rows are in rooms")
         tokens = q.shape[1]
         for row in rows:
-            if row in self._finished or self._written[row][layer] + tokens > self._room[row]:
-                raise ValueError(
-                    f"row {row} has {self._written[row][layer]} of {self._room[row]} tokens; no room for {tokens}"
-                )
+            self._check(row, layer, tokens)
         if self._together:
             return self._attend_together(layer, q, k, v, tuple(rows))
         out = torch.empty_like(q)
@@ -163,6 +154,23 @@ class GrowingPlan:
         self._slots.clear()
         self._places = None
 
+    def _fits(self, rooms: Rooms) -> bool:
+        """Whether these are rooms for all rows."""
+        spec, storage = self._storage.spec, self._storage
+        longest = max(history + room for history, room in zip(self._tokens, self._room, strict=True))
+        layers, _, tokens, *heads = rooms.keys.shape
+        return (
+            rooms.rows >= len(self._tokens)
+            and tokens >= longest
+            and (layers, *heads) == (spec.num_layers, spec.num_kv_heads, spec.head_dim)
+            and (rooms.keys.dtype, rooms.keys.device) == (storage.dtype, storage.flat_k[0].device)
+        )
+
+    def _check(self, row: int, layer: int, tokens: int) -> None:
+        written, room = self._written[row][layer], self._room[row]
+        if row in self._finished or written + tokens > room:
+            raise ValueError(f"row {row} has {written} of {room} tokens; no room for {tokens}")
+
     def _attend_together(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[int, ...]) -> Tensor:
         """q [B, T, heads, d], k and v [B, T, kv_heads, d]."""
         written = tuple(self._written[row][layer] for row in rows)
@@ -173,8 +181,7 @@ class GrowingPlan:
         keys, values = self._stacked(layer)
         keys[at.rows[:, None], at.columns] = k
         values[at.rows[:, None], at.columns] = v
-        if self._rooms is None:
-            self._storage.write_slots(layer, at.slots, k.flatten(0, 1), v.flatten(0, 1))
+        self._storage.write_slots(layer, at.slots, k.flatten(0, 1), v.flatten(0, 1))
         for row, before in zip(rows, written, strict=True):
             self._written[row][layer] = before + q.shape[1]
         whole = q if at.all_rows else q.new_zeros(len(self._tokens), *q.shape[1:]).index_copy_(0, at.rows, q)
@@ -196,28 +203,21 @@ class GrowingPlan:
         columns = torch.tensor(before, device=device)[:, None] + torch.arange(tokens, device=device)
         runs = [_first(_behind(self._reserved[row], w), tokens) for row, w in zip(rows, written, strict=True)]
         slots = [slot for row in runs for start, length in row for slot in range(start, start + length)]
-        length = max(before) + tokens
+        length = _whole_steps(max(before) + tokens)
         mask = torch.ones(len(self._tokens), tokens, length, dtype=torch.bool, device=device)
         mask[index] = torch.arange(length, device=device) <= columns[..., None]
         every = rows == tuple(range(len(self._tokens)))
         return _Places(index, columns, torch.tensor(slots, device=device), mask[:, None], every)
 
     def _stacked(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [rows, longest history + room, kv_heads, d] of all rows, zero where nothing is."""
+        """Keys and values [rows, whole steps, kv_heads, d] of all rows, zero where nothing is."""
         known = self._buffers.get((layer, _ALL))
         if known is not None:
             return known
         count = len(self._tokens)
-        if self._rooms is not None:
-            pair = self._rooms.keys[layer][:count], self._rooms.values[layer][:count]
-            if layer not in self._roomed:
-                for row in range(count):
-                    self._fill(layer, row, (pair[0][row], pair[1][row]))
-                self._roomed.add(layer)
-            return pair
         like = self._storage.flat_k[layer]
         longest = max(history + room for history, room in zip(self._tokens, self._room, strict=True))
-        shape = (count, longest, *like.shape[1:])
+        shape = (count, _whole_steps(longest), *like.shape[1:])
         pair = (like.new_zeros(shape), like.new_zeros(shape))
         for row in range(count):
             self._fill(layer, row, (pair[0][row], pair[1][row]))
@@ -297,6 +297,10 @@ class GrowingPlan:
             each = [slot for start, length in self._history[row] for slot in range(start, start + length)]
             slots = self._slots[row] = torch.tensor(each, device=self._storage.device)
         return slots
+
+
+def _whole_steps(tokens: int) -> int:
+    return -(-tokens // _STEP) * _STEP
 
 
 def _first(runs: Sequence[Run], tokens: int) -> tuple[Run, ...]:

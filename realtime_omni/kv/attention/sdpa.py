@@ -345,3 +345,14 @@ def fast_kernels(q: Tensor) -> Iterator[None]:
             yield
     else:
         yield
+
+
+@contextmanager
+def kernels_of_any_length(q: Tensor) -> Iterator[None]:
+    """Leave cuDNN out on CUDA, torch's first choice on Hopper: it makes a plan for every new shape, some 60 ms each on an H200,
+    which a conversation that grows meets all the time."""
+    if q.is_cuda:
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            yield
+    else:
+        yield

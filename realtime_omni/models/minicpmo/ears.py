@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool1d, conv1d, gelu, layer_norm, linear, relu, scaled_dot_product_attention
 
+from realtime_omni.kv.attention.sdpa import kernels_of_any_length
 from realtime_omni.models.minicpmo.config import EarConfig
 from realtime_omni.models.minicpmo.network import empty
 
@@ -98,9 +99,10 @@ class Ears(nn.Module):
             filled = before - torch.tensor(lengths, device=x.device)
             mask = torch.arange(before + new_positions, device=x.device) >= filled[:, None, None, None]
         new: list[Tensor] = []
-        for index, layer in enumerate(self.layers):
-            x, made = layer(x, self.config.encoder_attention_heads, None if past is None else past[:, index], mask)
-            new.append(made)
+        with kernels_of_any_length(x):
+            for index, layer in enumerate(self.layers):
+                x, made = layer(x, self.config.encoder_attention_heads, None if past is None else past[:, index], mask)
+                new.append(made)
         x = layer_norm(x, x.shape[-1:], self.norm, self.norm_bias, EPSILON)
         x = linear(relu(linear(x, self.project1, self.project1_bias)), self.project2, self.project2_bias)
         return avg_pool1d(x.transpose(1, 2), self.config.pool).transpose(1, 2), torch.stack(new, dim=1)

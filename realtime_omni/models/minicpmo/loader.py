@@ -15,7 +15,6 @@ import torch
 from msgspec import Meta
 
 from realtime_omni.errors import ArgumentError, ConfigError, ErrorCode, OmniError
-from realtime_omni.models.common.capture import check_kernels
 from realtime_omni.models.common.packing import fingerprint_of_files
 from realtime_omni.models.minicpmo.config import Config45, read_config
 from realtime_omni.models.minicpmo.ears import Ears
@@ -47,8 +46,8 @@ class MiniCPMOOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     called with the folder, the device and ``vocoder_options``; see :class:`~realtime_omni.models.minicpmo.mouth.Vocoder`.
     Without one, the checkpoint's own, converted: :func:`~realtime_omni.models.minicpmo.vocoder.token2wav.open_folder`.
     ``voices``: a folder in the checkpoint with ``NAME.wav``. ``unit_words``: tokens that the model writes in a second.
-    ``prompt_tokens``: room of a call's prompt. ``graphs``: passes over one token of every call, and whole seconds of the
-    checkpoint's own vocoder, are CUDA graphs (needs Triton, which torch brings for CUDA; **not run on a GPU yet**).
+    ``prompt_tokens``: room of a call's prompt. ``graphs``: both transformers' passes, and whole seconds of the checkpoint's
+    own vocoder, are CUDA graphs; None: on a GPU.
     The others: see :mod:`.sampling`; temperature 0: the likeliest.
     """
 
@@ -65,7 +64,7 @@ class MiniCPMOOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     turn_length: Factor = TEXT.length
     code_temperature: Temperature = CODES.temperature
     code_repetition: Factor = CODES.repetition
-    graphs: bool = False
+    graphs: bool | None = None
 
 
 def load(config: Config) -> MiniCPMO:
@@ -78,9 +77,8 @@ def load(config: Config) -> MiniCPMO:
     settings = settings_of(options, config)
     check_window(config, sizes, settings)
     words = TokenizerFile(folder)
-    if options.graphs:
-        check_kernels(config.device, "options.graphs")
-    captured_rows = config.engine.max_batch if options.graphs else None
+    graphs = config.device.startswith("cuda") if options.graphs is None else options.graphs
+    captured_rows = config.engine.max_batch if graphs else None
     vocoder = open_vocoder(options, folder, config.device, sizes.audio_tokens - 1, captured_rows)
     with torch.device("meta"):
         language = Language(sizes.language, sizes.vocab_size)

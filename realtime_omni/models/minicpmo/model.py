@@ -26,6 +26,7 @@ from torch import Tensor
 
 from realtime_omni.duplex.spec import DuplexSpec
 from realtime_omni.errors import ArgumentError
+from realtime_omni.kv.attention.rooms import Rooms
 from realtime_omni.kv.capacity import KVSpec
 from realtime_omni.kv.storage import KVStorage
 from realtime_omni.models.base import (
@@ -40,7 +41,7 @@ from realtime_omni.models.base import (
     StepRow,
     WarmedModel,
 )
-from realtime_omni.models.common.capture import Capture
+from realtime_omni.models.common.capture import Capture, fitting
 from realtime_omni.models.duplex import DuplexBase, duplex_output, speech_artifact
 from realtime_omni.models.minicpmo import listening, mel, mouth, sizes, speaking
 from realtime_omni.models.minicpmo import state as saved
@@ -95,17 +96,11 @@ class MiniCPMO(DuplexBase, WarmedModel):
         fingerprint: str = "",
         captured_rows: int | None = None,
     ) -> None:
-        """``captured_rows``: of a batch at most, whose passes over one token are CUDA graphs; None: none are."""
+        """``captured_rows``: of a batch at most, whose passes are CUDA graphs; None: none are."""
         self.config = config
         self.ears, self.talker = ears.eval(), talker.eval()
         self._words, self._vocoder, self._settings = words, vocoder, settings
         self._device, self._marks = torch.device(device), words.marks
-        if captured_rows is None:
-            self._mind, self._talks = Thinker(language, words.marks, settings, self._device), None
-        else:
-            capture = Capture(self._device)
-            self._mind = CapturedThinker(language, words.marks, settings, self._device, captured_rows, capture)
-            self._talks = TalkerRooms(talker, captured_rows, capture)
         self._fingerprint = fingerprint
         _, self._per_unit = sizes.unit_tokens(config, settings)
         frames = -(-settings.prompt_tokens // self._per_unit)
@@ -143,6 +138,10 @@ class MiniCPMO(DuplexBase, WarmedModel):
             past_state_bytes=sizes.past_bytes(config, settings, itemsize, vocoder.voice_bytes),
             duplex=self._duplex,
         )
+        self._mind = Thinker(language, words.marks, settings, self._device)
+        self._talks: TalkerRooms | None = None
+        if captured_rows is not None:
+            self._capture(language, captured_rows)
         self._turn_room = config.talker.max_position_embeddings - (settings.unit_words + CODES)
         self._silence: NDArray[np.float32] = np.zeros(self._duplex.output_samples, np.float32)
         self._silence.setflags(write=False)
@@ -158,9 +157,23 @@ class MiniCPMO(DuplexBase, WarmedModel):
         return self._spec
 
     def warm_up(self, storage: KVStorage) -> None:
-        self._mind.warm_up(storage)
+        self._mind.warm_up()
         if self._talks is not None:
             self._talks.steps.warm_up()
+
+    def _capture(self, language: Language, rows: int) -> None:
+        """Passes as graphs. Their memory is taken now, before what is left is shared out among calls."""
+        like, capture = language.embed, Capture(self._device)
+        self._mind = CapturedThinker(
+            language,
+            self._marks,
+            self._settings,
+            self._device,
+            rooms=Rooms.of(self._spec.kv, fitting(rows), dtype=like.dtype, device=self._device),
+            opening=1 + self.ears.tokens,
+            capture=capture,
+        )
+        self._talks = TalkerRooms(self.talker, rows=rows, words=self._settings.unit_words, capture=capture)
 
     def open(self, setup: SessionSetup) -> CallState:
         """Raises ArgumentError for a text that is too long."""
@@ -298,12 +311,12 @@ class MiniCPMO(DuplexBase, WarmedModel):
 
         def turn(number: int, keys: Tensor) -> None:
             facts: Facts = batch.row(number).state.facts
-            gone = facts.tokens - keys.shape[1]
+            gone = facts.tokens - keys.shape[-2]
             if gone:
                 if number not in ahead:  # the layers share it
                     size, place = self.config.language, torch.tensor(gone, device=keys.device)
                     ahead[number] = turns(place, size.head_dim, size.rope_theta)
-                prompt = keys[:, : self._prompts.tokens(facts.prompt)]
+                prompt = keys[..., : self._prompts.tokens(facts.prompt), :]
                 prompt.copy_(rotate(prompt, ahead[number]))
 
         return batch.growing(held, turn)

@@ -9,7 +9,7 @@ Shapes: B rows, T tokens, D model, H heads, K key heads, d head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
@@ -25,6 +25,12 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 def empty(*shape: int) -> nn.Parameter:
     """A parameter that a loader fills."""
     return nn.Parameter(torch.empty(shape), requires_grad=False)
+
+
+def sent(numbers: Sequence[object], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """A tensor of Python's numbers on its way to the device: nobody waits until the device has done what came before, so the
+    next kernels are asked for while it does."""
+    return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=True)
 
 
 def turns(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
@@ -44,9 +50,10 @@ def _speeds(head_dim: int, base: float, device: torch.device) -> Tensor:
 def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     """Turn each pair (i, i + d/2) of ``x`` [..., d] by its angle. Turning by one angle and then by another is turning by
     their sum, so a key that is turned already can be turned on to another position."""
-    first, second = x.float().chunk(2, dim=-1)
+    wide = x.float()
+    first, second = wide.chunk(2, dim=-1)
     swapped = torch.cat((-second, first), dim=-1)
-    return (x.float() * turn[0] + swapped * turn[1]).to(x.dtype)
+    return (wide * turn[0] + swapped * turn[1]).to(x.dtype)
 
 
 class Layer(nn.Module):
@@ -68,11 +75,13 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, index: int, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         config = self.config
         fused = linear(self._normed(x, self.norm1), self.qkv)
-        sizes = [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads]
-        q, k, v = torch.split(fused.view(*x.shape[:2], -1, config.head_dim), sizes, dim=2)
+        heads, key_heads = config.num_attention_heads, config.num_key_value_heads
+        qk, v = torch.split(fused.view(*x.shape[:2], -1, config.head_dim), [heads + key_heads, key_heads], dim=2)
         if config.qk_norm:
-            q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
-        x = x + linear(attend(index, rotate(q, turn), rotate(k, turn), v).flatten(2), self.out)
+            q, k = torch.split(qk, [heads, key_heads], dim=2)
+            qk = torch.cat((self._normed(q, self.q_norm), self._normed(k, self.k_norm)), dim=2)
+        q, k = torch.split(rotate(qk, turn), [heads, key_heads], dim=2)
+        x = x + linear(attend(index, q, k, v).flatten(2), self.out)
         gate, up = linear(self._normed(x, self.norm2), self.gate_up).chunk(2, dim=-1)
         return x + linear(silu(gate) * up, self.down)
 

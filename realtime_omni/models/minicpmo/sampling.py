@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from realtime_omni.models.common.noise import noise_key
+from realtime_omni.models.minicpmo.network import sent
 from realtime_omni.models.minicpmo.vocabulary import Marks
 
 REMEMBERED = 512
@@ -64,8 +65,8 @@ def choose_words(
     Whether the unit ends (``<|chunk_eos|>``) is drawn first, from the model's own shares; if not, a word among the best."""
     ends = logits_BV.softmax(-1)[:, marks.chunk_eos] if chance.temperature else None
     greedy = logits_BV.argmax(-1) == marks.chunk_eos if ends is None else None
-    logits = logits_BV.clone()
-    logits[:, [*marks.forbidden, marks.chunk_eos]] = -torch.inf
+    never = sent([*marks.forbidden, marks.chunk_eos], logits_BV.device)
+    logits = logits_BV.index_fill(1, never, -torch.inf)
     known = _times([before[-REMEMBERED:] for before in chosen], logits) > 0
     logits = torch.where(known, logits / chance.repetition, logits)  # where below 0 likelier, as the reference does
     turn_end = logits[:, marks.turn_eos]
@@ -78,11 +79,9 @@ def choose_words(
     shares = values.softmax(-1)
     kept = shares.cumsum(-1) - shares <= chance.top_p  # the one that crosses the bound stays
     shares = (shares * kept).double()
-    second = torch.tensor([draw[1] for draw in draws], dtype=torch.float64, device=logits.device)
-    words = candidates.gather(-1, _fallen(shares, second)[:, None])[:, 0].tolist()
-    return [
-        marks.chunk_eos if draw[0] < end else word for draw, end, word in zip(draws, ends.tolist(), words, strict=True)
-    ]
+    drawn = sent(draws, logits.device, torch.float64)
+    words = candidates.gather(-1, _fallen(shares, drawn[:, 1])[:, None])[:, 0]
+    return torch.where(drawn[:, 0] < ends, marks.chunk_eos, words).tolist()
 
 
 def choose_codes(
@@ -98,20 +97,20 @@ def choose_codes(
     if chance.repetition != 1:
         factor = chance.repetition ** _times([before[-RECENT_CODES:] for before in chosen], logits)
         logits = torch.where(logits < 0, logits * factor, logits / factor)
-    stays = torch.tensor([not may for may in may_end], device=logits.device)
+    stays = sent([not may for may in may_end], logits.device, torch.bool)
     logits[:, -1] = logits[:, -1].masked_fill(stays, -torch.inf)
     if not chance.temperature:
         return logits.argmax(-1).tolist()
-    draw = torch.tensor(draws, dtype=torch.float64, device=logits.device)
+    draw = sent(draws, logits.device, torch.float64)
     return _fallen(logits.double().softmax(-1), draw).tolist()
 
 
 def _times(chosen: Sequence[Sequence[int]], like_BV: Tensor) -> Tensor:
     """How often each token was chosen, [B, V]."""
     width, size = max(map(len, chosen)), like_BV.shape[1]
-    padded = torch.tensor([[*before, *[size] * (width - len(before))] for before in chosen], device=like_BV.device)
+    padded = sent([[*before, *[size] * (width - len(before))] for before in chosen], like_BV.device)
     counts = like_BV.new_zeros(len(chosen), size + 1)
-    return counts.scatter_add_(1, padded.long(), torch.ones_like(padded, dtype=counts.dtype))[:, :size]
+    return counts.scatter_add_(1, padded, torch.ones_like(padded, dtype=counts.dtype))[:, :size]
 
 
 def _fallen(shares_BN: Tensor, draw_B: Tensor) -> Tensor:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, normalize, relu, scaled_dot_product_attention
 
+from realtime_omni.kv.attention.sdpa import kernels_of_any_length
 from realtime_omni.models.minicpmo.config import Config45
-from realtime_omni.models.minicpmo.network import Decoder, empty
+from realtime_omni.models.minicpmo.network import Decoder, empty, sent
 from realtime_omni.models.minicpmo.sampling import CodeChance, choose_codes
 
 CODES = 25
@@ -74,7 +75,7 @@ class Talker(nn.Module):
 
     def condition(self, words: Sequence[int], hidden: Sequence[Tensor]) -> Tensor:
         """[n + 1, D] of n words and the language model's hidden state at each, [its D]."""
-        ids = torch.tensor([*words, self.audio_bos], device=self.embed_text.device)
+        ids = sent([*words, self.audio_bos], self.embed_text.device)
         made = embedding(ids, self.embed_text)
         if not words:
             return made
@@ -100,7 +101,7 @@ class Talker(nn.Module):
             speaking = [row for row, _ in going]
             for row, code in going:
                 codes[row].append(code)
-            said = torch.tensor([code for _, code in going], device=hidden.device)
+            said = sent([code for _, code in going], hidden.device)
             hidden = mind.step(speaking, embedding(said, self.embed_code))
         return codes, mind.remembered()
 
@@ -129,7 +130,8 @@ class _Room:
 
     def _pass(self, rows: Sequence[int], x_BTD: Tensor) -> Tensor:
         """Hidden states [B, D] after the last of T."""
-        hidden: Tensor = self._decoder(x_BTD, self._place(rows, x_BTD.shape[1]), self._attend)
+        with kernels_of_any_length(x_BTD):
+            hidden: Tensor = self._decoder(x_BTD, self._place(rows, x_BTD.shape[1]), self._attend)
         return hidden[:, -1]
 
     def _place(self, rows: Sequence[int], tokens: int) -> Tensor:

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from realtime_omni.kv.storage import KVStorage
 from realtime_omni.models.base import Checkpoint, GrowingAttention, StepBatch
-from realtime_omni.models.minicpmo.network import Language
+from realtime_omni.models.minicpmo.network import Language, sent
 from realtime_omni.models.minicpmo.sampling import choose_words
 from realtime_omni.models.minicpmo.settings import Settings
 from realtime_omni.models.minicpmo.units import Unit
@@ -58,12 +57,12 @@ class Thinker:
 
     def embed(self, tokens: Sequence[int]) -> Tensor:
         """[n, D]."""
-        return embedding(torch.tensor(tokens, dtype=torch.int64, device=self._device), self.language.embed)
+        return embedding(sent(tokens, self._device), self.language.embed)
 
     def read(self, growing: GrowingAttention, rows: Sequence[int], x_BTD: Tensor, starts: Sequence[int]) -> Tensor:
         """Hidden states [B, D] after the last of T tokens, which are the rows' history from now on."""
         steps = torch.arange(x_BTD.shape[1], device=self._device)
-        positions = torch.tensor(starts, device=self._device)[:, None] + steps
+        positions = sent(starts, self._device)[:, None] + steps
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return growing.attend(layer, q, k, v, rows=rows)
@@ -71,17 +70,15 @@ class Thinker:
         hidden: Tensor = self.language.decoder(x_BTD, positions, attend)
         return hidden[:, -1]
 
-    def warm_up(self, storage: KVStorage) -> None:
-        """Make ready for ticks over these pools, before there is a call. Here: nothing to do."""
+    def warm_up(self) -> None:
+        """Make ready before there is a call. Here: nothing to do."""
 
     def begin(self, growing: GrowingAttention) -> None:
         """Before the first pass of a tick that writes. Here: nothing to do."""
 
-    def read_one(
-        self, growing: GrowingAttention, rows: Sequence[int], x_BD: Tensor, positions: Sequence[int]
-    ) -> Tensor:
-        """As :meth:`read`, of one token a row."""
-        return self.read(growing, rows, x_BD[:, None], positions)
+    def go_on(self, growing: GrowingAttention, rows: Sequence[int], x_BTD: Tensor, starts: Sequence[int]) -> Tensor:
+        """As :meth:`read`, in a tick that writes."""
+        return self.read(growing, rows, x_BTD, starts)
 
     def write(
         self, batch: StepBatch, growing: GrowingAttention, writing: Mapping[int, Writing]
@@ -91,7 +88,7 @@ class Thinker:
         rows = list(writing)
         opening = self.embed([self._marks.unit])
         x = torch.stack([torch.cat((opening, writing[n].second)) for n in rows])
-        hidden = self.read(growing, rows, x, [writing[n].start for n in rows])
+        hidden = self.go_on(growing, rows, x, [writing[n].start for n in rows])
         thoughts = dict(zip(rows, hidden, strict=True))
         while rows := self._choose(writing, thoughts):
             yield Checkpoint("forward", "think")
@@ -99,13 +96,14 @@ class Thinker:
             thoughts = {}
             if rows:
                 x = self.embed([writing[n].unit.tokens[-1] for n in rows])
-                hidden = self.read_one(growing, rows, x, [writing[n].next_position for n in rows])
+                hidden = self.go_on(growing, rows, x[:, None], [writing[n].next_position for n in rows])
                 thoughts = dict(zip(rows, hidden, strict=True))
         yield Checkpoint("forward", "think")
         rows = [n for n in batch.active if n in writing]
         if rows:
-            x = torch.stack([self.embed([writing[n].unit.tokens[-1], self._marks.unit_end]) for n in rows])
-            self.read(growing, rows, x, [writing[n].next_position for n in rows])
+            ends = [token for n in rows for token in (writing[n].unit.tokens[-1], self._marks.unit_end)]
+            x = self.embed(ends).view(len(rows), CLOSING, -1)
+            self.go_on(growing, rows, x, [writing[n].next_position for n in rows])
             growing.finish(rows)
 
     def _choose(self, writing: Mapping[int, Writing], thoughts: Mapping[int, Tensor]) -> list[int]:

@@ -4,8 +4,6 @@ A second of a running turn has fixed shapes: fifty new frames over a memory of t
 and later seconds), of as many voices' samples as there are. Each of them and of a few sizes of batches is captured, over memory
 that stays where it is; rows that are filled up are nobody's. What has other shapes, a turn's last piece and a short first one,
 runs plainly. Nothing is kept between two calls. On the CPU the same memory is filled and the same work runs without a graph.
-
-Not run on a GPU yet.
 """
 
 from __future__ import annotations
