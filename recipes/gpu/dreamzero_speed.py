@@ -4,9 +4,10 @@
 
 One JSON line per part, the most important first; a part that fails is a line with its error, and the next one runs.
 ``tiny``: the same small network on the CPU and on the GPU, five ticks over the end of a window in float32. Then the 14B
-dimensions in bfloat16, weights N(0, 1 / fan_in), both branches, 16 steps, 352 x 640: ``solo`` (one robot), ``frames`` (with
-pictures), ``pair`` (two robots in one batch), ``compiled``, ``flashinfer`` (its paged kernels, with their error against torch's
-attention). Wan's autoencoder where diffusers is installed, else averages. ``--scale tiny --device cpu`` rehearses it.
+dimensions in bfloat16, weights N(0, 1 / fan_in), both branches, 16 steps, 352 x 640: ``solo`` (one robot), ``compiled`` (as the
+recipe has it; parts after it are, too), ``gathered`` (history copied once a tick), ``frames`` (with pictures), ``pair`` (two
+robots in one batch), ``flashinfer`` (its paged kernels, with their error against torch's attention). Wan's autoencoder where
+diffusers is installed, else averages. ``--scale tiny --device cpu`` rehearses it.
 """
 
 from __future__ import annotations
@@ -140,11 +141,13 @@ def model_of(config: DreamZeroConfig, device: str, dtype: torch.dtype, **setting
     )
 
 
-def engine_of(model: DreamZero, device: str, dtype: str, sessions: int) -> InlineEngine:
+def engine_of(
+    model: DreamZero, device: str, dtype: str, sessions: int, *, keep_gathered: bool | None = None
+) -> InlineEngine:
     config = Config(
         device="cuda" if device.startswith("cuda") else "cpu",
         dtype=dtype,  # type: ignore[arg-type]
-        kv=KVSection(memory_fraction=0.9, requested_sessions=sessions, rewind_blocks=1),
+        kv=KVSection(memory_fraction=0.9, requested_sessions=sessions, rewind_blocks=1, keep_gathered=keep_gathered),
         engine=EngineSection(max_batch=sessions, threads=4),
         session=SessionSection(max_sessions=sessions),
     )
@@ -201,8 +204,8 @@ class Bench:
             self._model = model_of(self.config, self.device, getattr(torch, self.dtype), **self.how)
         return self._model
 
-    def engine(self, sessions: int = 1) -> InlineEngine:
-        return engine_of(self.model, self.device, self.dtype, sessions)
+    def engine(self, sessions: int = 1, *, keep_gathered: bool | None = None) -> InlineEngine:
+        return engine_of(self.model, self.device, self.dtype, sessions, keep_gathered=keep_gathered)
 
     def tiny(self) -> dict[str, Any]:
         worst = 0.0
@@ -252,11 +255,16 @@ class Bench:
         return chunk.artifacts["actions"].data
 
     def compiled(self) -> dict[str, Any]:
-        self.model.network.compile_layers(dynamic=None)
+        """As the recipe has it. What runs later in the process stays compiled."""
+        self.model.network.compile_layers()
         return timed(self.engine(), "a", self.ticks)
 
+    def gathered(self) -> dict[str, Any]:
+        """``kv.keep_gathered``: history is copied once a tick."""
+        return timed(self.engine(keep_gathered=True), "a", self.ticks)
 
-PARTS = ("tiny", "solo", "frames", "pair", "compiled", "flashinfer")
+
+PARTS = ("tiny", "solo", "compiled", "gathered", "frames", "pair", "flashinfer")
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -56,12 +56,33 @@ class DreamZeroConfig:
 @dataclass(frozen=True, slots=True)
 class Registers:
     """What is denoised beside a block. ``actions`` [B, N, action_width] at timestep ``t`` [B], ``state`` [B, S, state_width],
-    ``index`` int64 [B]: the number of the block in its window."""
+    ``index`` int64 [B]: the number of the block in its window. ``t`` None: the block's, and then all of it goes through a layer
+    as one sequence: its weights are read once."""
 
     actions: Tensor
     state: Tensor
-    t: Tensor
+    t: Tensor | None
     index: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """Of one timestep. x [B, T, D]; time float32 [B, 6, D], the projected timestep; cos and sin [B, T, 1, head_dim / 2]."""
+
+    x: Tensor
+    time: Tensor
+    cos: Tensor
+    sin: Tensor
+
+    def followed_by(self, other: _Tokens) -> _Tokens:
+        """One sequence of both, at the timestep of the first."""
+        x, cos, sin = _joined([(self.x, self.cos, self.sin), (other.x, other.cos, other.sin)])
+        return _Tokens(x, self.time, cos, sin)
+
+
+def _joined(each: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Tensors [B, T, ..] of several sequences, one behind the other; those of one are not copied."""
+    return each[0] if len(each) == 1 else tuple(torch.cat(parts, dim=1) for parts in zip(*each, strict=True))
 
 
 class CategoryLinear(nn.Module):
@@ -189,29 +210,27 @@ class DreamZeroTransformer(WanTransformer):
         image per layer, from :meth:`text_cache` and :meth:`image_cache`."""
         dtype, size = self.patches.weight.dtype, self.shape.trunk.head_dim
         grid = (latents.shape[-2] // PATCH, latents.shape[-1] // PATCH)
-        video = self.patches(patchify(latents).to(dtype))
-        seen_time, video_time = self._time(t)
-        video_turn = rotary(frames, *grid, size)
-        extra: Tensor | None = None
+        time, projected = self._time(t)
+        sequences = [_Tokens(self.patches(patchify(latents).to(dtype)), projected, *rotary(frames, *grid, size))]
         if registers is not None:
-            extra = self._embedded(registers, category)
-            _, extra_time = self._time(registers.t)
-            extra_turn = rotary_line(self._positions(registers), size)
+            own_t, own_time = (t, projected) if registers.t is None else (registers.t, self._time(registers.t)[1])
+            turn = rotary_line(self._positions(registers), size)
+            own = _Tokens(self._embedded(registers, own_t, category), own_time, *turn)
+            sequences = [sequences[0].followed_by(own)] if registers.t is None else [*sequences, own]
         for index, layer in enumerate(self._own_layers):
             given = text[index], None if image is None else image[index]
-            qkv = layer.before(video, video_time, *video_turn)
-            if extra is None:
-                video = layer.finish(video, attend(index, *qkv), video_time, *given)
-                continue
-            own = layer.before(extra, extra_time, *extra_turn)
-            q, k, v = (torch.cat(parts, dim=1) for parts in zip(qkv, own, strict=True))
-            seen, tokens = attend(index, q, k, v), video.shape[1]
-            video = layer.finish(video, seen[:, :tokens], video_time, *given)
-            extra = layer.finish(extra, seen[:, tokens:], extra_time, *given)
-        flow = self._flow(video, seen_time, grid)
-        if extra is None or registers is None:
+            q, k, v = _joined([layer.before(part.x, part.time, part.cos, part.sin) for part in sequences])
+            seen = torch.split(attend(index, q, k, v), [part.x.shape[1] for part in sequences], dim=1)
+            sequences = [
+                replace(part, x=layer.finish(part.x, attended, part.time, *given))
+                for part, attended in zip(sequences, seen, strict=True)
+            ]
+        (x,) = _joined([(part.x,) for part in sequences])
+        tokens = latents.shape[1] * grid[0] * grid[1]
+        flow = self._flow(x[:, :tokens], time, grid)
+        if registers is None:
             return flow, None
-        return flow, self.action_decoder(extra[:, : registers.actions.shape[1]], category).float()
+        return flow, self.action_decoder(x[:, tokens : tokens + registers.actions.shape[1]], category).float()
 
     def history(
         self,
@@ -241,9 +260,9 @@ class DreamZeroTransformer(WanTransformer):
         time = self.time_out(functional.silu(self.time_in(features)))
         return time.float(), self.time_projection(functional.silu(time)).float().unflatten(-1, (6, -1))
 
-    def _embedded(self, registers: Registers, category: int) -> Tensor:
+    def _embedded(self, registers: Registers, t: Tensor, category: int) -> Tensor:
         """[B, N + S, D]."""
-        actions = self.action_encoder(registers.actions, registers.t, category)
+        actions = self.action_encoder(registers.actions, t, category)
         return torch.cat((actions, self.state_encoder(registers.state, category)), dim=1)
 
     @staticmethod

@@ -40,6 +40,11 @@ class Schedules:
     def steps(self) -> int:
         return self.actions.steps
 
+    @property
+    def alike(self) -> bool:
+        """Both are at the same level in every step."""
+        return self.video == self.actions
+
 
 @dataclass(slots=True)
 class Sample:
@@ -94,6 +99,7 @@ class Passes:
         ahead = [scene.ahead for scene in scenes]
         blocks = torch.tensor([(start - 1) // latents.shape[1] for start in ahead], device=self._device)
         text, image = self._conditioning(rows)
+        alike = all(x.schedules.alike for x in moved)
         flow, acted = self._network.joint(
             self._in_branches(latents),
             self._in_branches(self._timesteps([x.schedules.video for x in moved], index)),
@@ -104,7 +110,7 @@ class Passes:
             Registers(
                 self._in_branches(torch.stack([x.actions for x in moved])),
                 self._in_branches(torch.stack([x.robot for x in moved])),
-                self._in_branches(self._timesteps([x.schedules.actions for x in moved], index)),
+                None if alike else self._in_branches(self._timesteps([x.schedules.actions for x in moved], index)),
                 self._in_branches(blocks),
             ),
             category=self._category,

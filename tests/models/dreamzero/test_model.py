@@ -61,12 +61,12 @@ def test_the_contract_is_kept_with_wans_autoencoder() -> None:
 
 
 @pytest.mark.req("AC-27")
-@pytest.mark.parametrize("guidance", [5.0, 1.0])
+@pytest.mark.parametrize("how", [{}, {"guidance": 1.0}, {"final_noise": 0.3}])
 @torch.no_grad()
-def test_two_windows_of_both_branches_are_those_of_a_dense_forward_with_an_explicit_mask(guidance: float) -> None:
+def test_two_windows_of_both_branches_are_those_of_a_dense_forward_with_an_explicit_mask(how: dict[str, float]) -> None:
     """One forward per denoise step over the whole window: clean blocks at timestep 0, the block ahead and its registers, and a
     mask that lets every block see itself and what came before it. No cache, no pages."""
-    model = tiny_dreamzero(dtype=torch.float64, guidance=guidance)
+    model = tiny_dreamzero(dtype=torch.float64, **how)
     engine = engine_of(model, dtype="float64")
     engine.create("a", seed=5)
     history: list[Tensor] = []
@@ -119,6 +119,7 @@ def dense_chunk(
     video, acted = block_noise(seed, chunk, 0, model.latent_shape), block_noise(seed, chunk, 1, (settings.actions, 6))
     robot = torch.zeros(1, 1, 10)
     robot[0, 0, :4] = torch.from_numpy(ROBOT.state.normalised(seen(chunk).state))
+    ends = Schedule.of(settings.steps, settings.shift, final_noise=settings.final_noise)
     schedule, memories = Schedule.of(settings.steps, settings.shift), [None, None]
     for index in range(settings.steps):
         flows = []
@@ -126,12 +127,12 @@ def dense_chunk(
             given = state.conditioning.branches[branch]
             text, image = ([(k[None], v[None]) for k, v in given[part]] for part in ("text", "image"))
             flows.append(
-                dense_pass(network, state.window.condition, past, video, ahead, schedule.timestep(index), text, image,
+                dense_pass(network, state.window.condition, past, video, ahead, ends.timestep(index), text, image,
                            Registers(acted[None], robot, torch.tensor([schedule.timestep(index)]),
                                      torch.tensor([(ahead - 1) // 2])), mask, sizes)
             )  # fmt: skip
         flow, flow_acted = guided(*(torch.cat(each) for each in zip(*flows, strict=True)), 1, settings.guidance)
-        video, memories[0] = step(schedule, index, video, flow[0], memories[0])
+        video, memories[0] = step(ends, index, video, flow[0], memories[0])
         acted, memories[1] = step(schedule, index, acted, flow_acted[0], memories[1])
     return video, ROBOT.act(acted.numpy(), seen(chunk).state)
 

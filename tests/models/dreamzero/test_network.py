@@ -77,6 +77,15 @@ def test_rows_do_not_touch_each_other() -> None:
 
 
 @torch.no_grad()
+def test_registers_at_the_timestep_of_the_block_are_one_sequence_with_it() -> None:
+    network, given = tiny_network(), inputs()
+    apart = joint(network, given, registers(given, t=given["t"]))
+    together = joint(network, given, replace(registers(given), t=None))
+    for one, other in zip(apart, together, strict=True):
+        assert (one - other).abs().max() <= 1e-5
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("what", ["features", "text", "state", "actions", "t", "index", "category", "video"])
 def test_everything_that_is_given_acts_on_pictures_and_on_actions(what: str) -> None:
     network, given = tiny_network(), inputs()
