@@ -11,7 +11,7 @@ bits. Parts in order of worth, each on its own so that one failure hides no othe
               the most expensive kernels; the same with matrices and then with attention in eight bits, and their errors.
 ``two``       two resident worlds.
 ``small``     the 1.3B geometry at 4 + 1 and 2 + 1 passes, as CUDA graphs: latents, the small decoder, Wan's.
-``vae``       Wan's decoder alone, in several ways.
+``vae``       Wan's decoder and encoder alone, in several ways.
 ``batch``     the same network at 1,560 and 4,680 tokens a pass, 1 to 8 sessions.
 ``contract``  a tiny network in float32: the same latents as on the CPU over a rolling window, reset, eviction, exact metadata,
               and the memory after 100 sessions.
@@ -37,6 +37,7 @@ os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from realtime_omni.bench.conditions import summary
 from realtime_omni.bench.lingbot import (
@@ -71,6 +72,7 @@ from realtime_omni.kv.attention.fp8 import Fp8Kernel
 from realtime_omni.kv.attention.sdpa import TorchKernel
 from realtime_omni.models.common.wan.transformer import WanTransformer
 from realtime_omni.models.common.wan.vae import CodecState
+from realtime_omni.models.common.wan.vae_fast import hasten, kernel_for
 from realtime_omni.models.lingbot.model import LingBot, Settings
 from realtime_omni.testing.inline import InlineEngine
 
@@ -248,22 +250,38 @@ def attention_error(parts: Parts) -> dict[str, Any]:
 
 
 def vae_ms(parts: Parts) -> dict[str, Any]:
-    """One block of three latent frames, in several ways; the state is that of a session under way."""
-    settings = SCALES[parts.args.scale].settings
-    latents = torch.randn(3, 16, settings.height // 8, settings.width // 8, device=parts.device)
-    vae = random_vae(parts.dtype, parts.device, width=8 if parts.args.scale == "tiny" else 96)
-    state = CodecState()
+    """One block of three latent frames, in several ways; the states are those of a session under way."""
+    scale, settings = parts.args.scale, SCALES[parts.args.scale].settings
+    height, width = settings.height, settings.width
+    latents = torch.randn(3, 16, height // 8, width // 8, device=parts.device)
+    empty = torch.zeros(12, 3, height, width, device=parts.device)
+    vae = random_vae(parts.dtype, parts.device, width=8 if scale == "tiny" else 96)
+    modules, state, begun = vae._vae, CodecState(), CodecState()
     for _ in range(3):
         _, state = vae.decode(latents, state)
-    found = {}
+    _, begun = vae.encode(empty[:9], begun)
+    found: dict[str, float] = {}
 
-    def timed(name: str) -> None:
-        found[name] = round(best_s(lambda: vae.decode(latents, state), parts.device) * 1000, 1)
+    def timed(name: str, work: Callable[[], object]) -> None:
+        found[name] = round(best_s(work, parts.device) * 1000, 1)
         parts.say("vae", **found)
 
-    timed("as it is served")
+    @torch.no_grad()
+    def together() -> Tensor:
+        z = latents.transpose(0, 1)[None].float() * vae._std + vae._mean
+        x = modules.post_quant_conv(z.to(parts.dtype))
+        pictures: Tensor = modules.decoder(x, feat_cache=list(state.slots), feat_idx=[0], first_chunk=False)
+        return pictures.float().clamp(-1, 1)[0].transpose(0, 1)
+
+    timed("as it is served", lambda: vae.decode(latents, state))
+    timed("three frames at once", together)
+    found["their difference"] = float((together() - vae.decode(latents, state)[0]).abs().max())
+    timed("encoding", lambda: vae.encode(empty, begun))
+    hasten(modules.encoder, kernel_for(torch.device(parts.device)))
+    timed("encoding, channels last", lambda: vae.encode(empty, begun))
     torch.backends.cudnn.benchmark = True
-    timed("cudnn searches")
+    timed("cudnn searches", lambda: vae.decode(latents, state))
+    timed("cudnn searches, three frames at once", together)
     torch.backends.cudnn.benchmark = False
     return found
 
