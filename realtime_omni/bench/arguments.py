@@ -1,4 +1,4 @@
-"""Numbers on a benchmark's command line: one that measures nothing, or never ends, is refused there."""
+"""Numbers on a benchmark's or evaluation's command line: one that measures nothing, or never ends, is refused there."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ MOST = 1_000_000
 """Far above any sane run: it catches a slip of the finger."""
 
 
-def count(least: int = 1) -> Callable[[str], int]:
-    """A type for argparse: whole numbers from ``least`` to a million."""
+MOST_SEED = 2**62
+"""A generator takes 64 bits with their sign, and some scripts add to it."""
+
+
+def count(least: int = 1, most: int = MOST) -> Callable[[str], int]:
+    """A type for argparse: whole numbers from ``least`` to ``most``."""
 
     def whole_number(text: str) -> int:
         found = int(text)
-        if not least <= found <= MOST:
-            raise argparse.ArgumentTypeError(f"{text}: {least} to {MOST}")
+        if not least <= found <= most:
+            raise argparse.ArgumentTypeError(f"{text}: {least} to {most}")
         return found
 
     return whole_number
@@ -41,4 +45,4 @@ def dbfs(text: str) -> float:
     return found
 
 
-__all__ = ["count", "dbfs", "number"]
+__all__ = ["MOST_SEED", "count", "dbfs", "number"]

@@ -27,12 +27,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from realtime_omni.bench.arguments import MOST_SEED, count
+from realtime_omni.errors import ConfigError
 from realtime_omni.models.common.vla.policy import LoadOptions
 from realtime_omni.models.pi0.loader import load_lerobot
 from realtime_omni.models.pi0.model import TINY_POLICY
 from realtime_omni.models.pi0.network import Pi0Network
 from realtime_omni.rtc.modes import Mode, Settings, step_rule
 from realtime_omni.rtc.previous import Previous
+from realtime_omni_client.errors import WorldError
 from realtime_omni_protocols.openpi import PolicyServerError
 from recipes.tiny_policy import expert
 from recipes.tiny_policy.policy import Request, Statistics, chunks, inputs_of, look
@@ -67,6 +70,10 @@ class Conditions:
 DEFAULT = Conditions()
 FLEET = 63
 """Robots at once on a server, seven for each task; the recipe has room for 64."""
+MOST_EPISODES = 20_000
+"""All scenes are drawn at once, 0.2 MB each."""
+LONGEST_DELAY = min(EXECUTED, HORIZON - EXECUTED)
+"""Beyond it the old chunk would end before the new one arrives, or another be asked for before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +108,9 @@ def run(
     """Every scene until it has succeeded or ``EPISODE_TICKS`` have passed. ``scale`` [2]: the unit of jumps, m/s. ``tell``
     is called at each new chunk.
 
-    Raises ValueError when the old chunk would end before the new one arrives, or another be asked for before."""
-    longest = min(EXECUTED, HORIZON - EXECUTED)
-    if not 0 <= delay <= longest:
-        raise ValueError(f"a delay of 0 to {longest} ticks is bridged by a chunk of {HORIZON}, not {delay}")
+    Raises ValueError for a delay beyond ``LONGEST_DELAY``."""
+    if not 0 <= delay <= LONGEST_DELAY:
+        raise ValueError(f"a delay of 0 to {LONGEST_DELAY} ticks is bridged by a chunk of {HORIZON}, not {delay}")
     rows, device = len(scene), scene.task.device
     success = torch.zeros(rows, dtype=torch.bool, device=device)
     ticks = torch.full((rows,), EPISODE_TICKS, device=device)
@@ -279,15 +285,21 @@ def _fleet(
         return episodes(robots.ask, rows)
 
 
-def main(argv: list[str] | None = None) -> int:
+def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="realtime-omni eval tiny-policy", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "folder", type=Path, nargs="?", default=TINY_POLICY, help="a checkpoint; default: the package's"
     )
-    parser.add_argument("--episodes", type=int, default=DEFAULT.episodes, help="spread evenly over the tasks")
-    parser.add_argument("--seed", type=int, default=SEED, help="of scenes and noise; training never draws these")
-    parser.add_argument("--delay", type=int, default=0, help="ticks between an observation and its chunk")
+    parser.add_argument(
+        "--episodes", type=count(1, MOST_EPISODES), default=DEFAULT.episodes, help="spread evenly over the tasks"
+    )
+    parser.add_argument(
+        "--seed", type=count(0, MOST_SEED), default=SEED, help="of scenes and noise; training never draws these"
+    )
+    parser.add_argument(
+        "--delay", type=count(0, LONGEST_DELAY), default=0, help="ticks between an observation and its chunk"
+    )
     parser.add_argument(
         "--rtc",
         type=Mode,
@@ -297,17 +309,29 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--instruction", choices=("own", "shuffled"), default="own")
     parser.add_argument("--cameras", choices=("as they are", "blank"), default="as they are")
     parser.add_argument("--policy", choices=("checkpoint", "expert", "random"), default="checkpoint")
-    parser.add_argument("--tasks", type=int, nargs="+", default=DEFAULT.tasks)
+    parser.add_argument("--tasks", type=count(0, len(TASKS) - 1), nargs="+", default=DEFAULT.tasks)
     parser.add_argument("--url", help="robots over a socket; the server then owns the weights")
     parser.add_argument("--json", action="store_true", help="one JSON object and nothing else")
     args = parser.parse_args(argv)
-    network, statistics = load(args.folder, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    if args.url is not None and args.policy != DEFAULT.policy:
+        parser.error("--policy is of this process; at --url the server's acts")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    try:
+        network, statistics = load(args.folder, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    except OSError as error:
+        raise ConfigError(f"{args.folder}: {error.strerror}") from None
     asked = {name: getattr(args, name) for name in (f.name for f in fields(Conditions))}
     conditions = Conditions(**{**asked, "tasks": tuple(args.tasks)})
     try:
         told = measure(network, statistics, conditions, url=args.url, tell=silent if args.json else on_stderr)
     except PolicyServerError as refused:
         raise SystemExit(f"the server refuses: {refused}") from None
+    except (WorldError, OSError) as lost:
+        raise ConfigError(f"--url {args.url}: {lost or 'no answer'}") from None
     sys.stdout.write(json.dumps(told, indent=None if args.json else 2) + "\n")
     return 0
 

@@ -48,7 +48,11 @@ class SocketRobots:
         self._popped = 0
 
     def __enter__(self) -> Self:
-        self._runner.run(self._open())
+        try:
+            self._runner.run(self._open())
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

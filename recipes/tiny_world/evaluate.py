@@ -21,10 +21,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
+from realtime_omni.bench.arguments import MOST_SEED, count
+from realtime_omni.errors import ConfigError
 from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet
 from realtime_omni.models.tiny_world.places import PLACES
 from recipes.tiny_world.classifier import PlaceClassifier, load_classifier
@@ -362,18 +365,39 @@ def save_sheets(keep: dict, folder: Path, tag: str, ending: str = "png") -> None
     contact_sheet(keep["long"][:, :12], folder / f"long_{tag}.{ending}")
 
 
+def check(args: argparse.Namespace) -> None:
+    """What would only come out after the first minutes, or the last. Raises ConfigError."""
+    kind, _, number = args.device.partition(":")
+    if kind not in ("cpu", "cuda") or (number and (kind == "cpu" or not number.isdecimal())):
+        raise ConfigError(f"--device is cpu, cuda or cuda:N, not {args.device!r}")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"--device {args.device}: torch sees {torch.cuda.device_count()} CUDA devices")
+    try:
+        load_net(args.weights, "cpu", args.name)
+    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"--weights {args.weights}, --name {args.name}: {error}") from None
+    try:
+        if args.out:
+            args.out.open("a").close()
+        if args.sheets:
+            args.sheets.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}") from None
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="realtime-omni eval tiny-world")
     parser.add_argument("--quick", action="store_true", help="few clips, under three minutes on two cores")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, help="sampler steps; default: the config's")
+    parser.add_argument("--seed", type=count(0, MOST_SEED), default=0)
+    parser.add_argument("--steps", type=count(1, 64), help="sampler steps; default: the config's")
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
     parser.add_argument("--name", default="model.safetensors")
     parser.add_argument("--json", action="store_true", help="indented JSON on standard output (always so)")
     parser.add_argument("--out", type=Path, help="file for the results; holds what is known after each part")
     parser.add_argument("--sheets", type=Path, help="folder for contact sheets")
     args = parser.parse_args(argv)
+    check(args)
     keep: dict = {}
     began_s = time.monotonic()
 

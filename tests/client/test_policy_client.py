@@ -41,6 +41,7 @@ async def call(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         ("http://robot:9/", None, "ws://robot:9/v1/realtime/robot/openpi"),
         ("ws://robot:9/other/path", None, "ws://robot:9/other/path"),
         ("https://robot/p?reply=openpi", None, "wss://robot/p?reply=openpi"),
+        ("gopher://robot", None, "gopher://robot/v1/realtime/robot/openpi"),
     ],
 )
 def test_an_address_is_what_a_user_types(host: str, port: int | None, url: str) -> None:

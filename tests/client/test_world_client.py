@@ -309,6 +309,7 @@ async def test_a_stalled_reader_is_closed() -> None:
         ("http://localhost:8000", "ws://localhost:8000/v1/realtime/world"),
         ("https://example.org/", "wss://example.org/v1/realtime/world"),
         ("ws://h:1/other", "ws://h:1/other"),
+        ("127.0.0.1:8000", "ws://127.0.0.1:8000/v1/realtime/world"),
     ],
 )
 def test_what_a_user_types_becomes_the_url(typed: str, url: str) -> None:

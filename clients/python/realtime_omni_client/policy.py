@@ -58,7 +58,7 @@ def policy_url(host: str, port: int | None = None) -> str:
     for http, ws in (("http://", "ws://"), ("https://", "wss://")):
         if host.startswith(http):
             host = ws + host.removeprefix(http)
-    address = host if host.startswith(("ws://", "wss://")) else f"ws://{host}"
+    address = host if "://" in host else f"ws://{host}"
     scheme, _, rest = address.partition("://")
     name, slash, path = rest.partition("/")
     return f"{scheme}://{name}{'' if port is None else f':{port}'}{slash + path if path else PATH}"

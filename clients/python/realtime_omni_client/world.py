@@ -436,6 +436,7 @@ def world_url(url: str) -> str:
     for http, ws in (("http://", "ws://"), ("https://", "wss://")):
         if url.startswith(http):
             url = ws + url.removeprefix(http)
+    url = url if "://" in url else f"ws://{url}"
     scheme, _, rest = url.partition("://")
     host, slash, path = rest.partition("/")
     return url if slash and path else f"{scheme}://{host}{PATH}"
