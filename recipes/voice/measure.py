@@ -38,7 +38,7 @@ from realtime_omni.call import Call, Calls
 from realtime_omni.duplex.outputs import Interrupted, Tick
 from realtime_omni.manager import SessionManager
 from realtime_omni.models.voice.endpoint import EndOfTurn
-from realtime_omni.models.voice.lm.answers import Answerer
+from realtime_omni.models.voice.lm.answers import Answer, Answerer
 from realtime_omni.models.voice.recognizer import Recognizer
 from realtime_omni.models.voice.speech import Synthesizer
 from realtime_omni.session.signals import InputTranscript, OutputText, ResponseEnded, Speaking, TurnCommitted
@@ -99,7 +99,9 @@ class Watch:
         def timed(*args: Any, **kwargs: Any) -> Any:
             began_s = time.monotonic()
             result = function(*args, **kwargs)
-            self.calls.append((stage, began_s, time.monotonic()))
+            only_read = any(isinstance(value, Answer) and not value.limit for value in (*args, result))
+            if not only_read:  # what the next question will begin with; no answer
+                self.calls.append((stage, began_s, time.monotonic()))
             return result
 
         return timed
@@ -112,8 +114,8 @@ class Watch:
         def last(stage: str, before_s: float) -> tuple[float, float] | None:
             return next(((b, e) for s, b, e in reversed(calls) if s == stage and e <= before_s), None)
 
-        spoken = last("spoken", sounds_s)
-        asked = None if spoken is None else last("asked", spoken[0])
+        asked = last("asked", sounds_s)
+        spoken = None if asked is None else next(((b, e) for s, b, e in calls if s == "spoken" and b >= asked[1]), None)
         for stage in ("recognised", "judged"):
             if (found := last(stage, sounds_s)) is not None:
                 at[f"{stage}_from"], at[stage] = found

@@ -170,6 +170,14 @@ def test_a_prompt_is_the_chat_template(tiny, language):
     assert SYSTEM in tokens._tokenizer.decode(list(default), skip_special_tokens=False)
 
 
+def test_without_instructions_there_is_an_example_and_with_them_there_is_none(tiny):
+    language = Language(tiny[0], calls=1, context=256, threaded=False)
+    opening = language._tokens.opening("user")
+    assert "spider" in language._tokens.decode(language.prompt(None, [("user", "hi")]))
+    assert language._sequences.knows((*language._head(None), *opening)), "it is read once for all calls"
+    assert language._head("s") == language._turn("system", "s")
+
+
 def test_old_turns_make_room_several_at_once_and_the_last_one_is_always_there(language):
     said = [("user" if i % 2 == 0 else "assistant", f"this is turn {i}") for i in range(40)]
     firsts = set()
@@ -214,6 +222,13 @@ def test_only_the_users_words_are_left_to_read_however_long_the_talk(tiny, kept)
         assert following[-len(new) :] == new
 
 
+def test_a_question_that_stands_for_itself_is_asked_alone(language):
+    before = [("user", "Where is Rome?"), ("assistant", "In Italy.")]
+    for question, alone in (("How do birds fly?", True), ("Is it big?", False)):
+        asked = language.prompt("s", [*before, ("user", question)])
+        assert (asked == language.prompt("s", [("user", question)])) is alone
+
+
 def test_long_turns_go_sooner_and_leave_half_of_the_room_to_the_question(tiny):
     language = Language(tiny[0], calls=1, context=256, threaded=False)
     for turn in ("x" * 15, "x" * 40):
@@ -238,7 +253,7 @@ def test_what_is_read_already_is_not_read_again(tiny):
 
 
 def test_an_answer_is_the_same_asked_again_forgotten_or_prepared(tiny, language):
-    prompt = language.prompt(None, [("user", "hello there")])
+    prompt = language.prompt("s", [("user", "hello there")])
     first = language.draft(prompt, 8)
     assert first.done
     assert not first.failed
@@ -247,11 +262,11 @@ def test_an_answer_is_the_same_asked_again_forgotten_or_prepared(tiny, language)
     language.drop(prompt)
     assert language.draft(prompt, 8) == first
     said = [("user", "hello there"), ("assistant", first.text)]
-    language.prepare(None, said)
-    following = language.prompt(None, [*said, ("user", "and then?")])
+    language.prepare("s", said)
+    following = language.prompt("s", [*said, ("user", "and then?")])
     before = language._sequences.book.statistics().blocks_committed
     answer = language.draft(following)
     used = language._sequences.book.statistics().blocks_committed - before
-    new = len(following) - len(language.prompt(None, said)) + 2
+    new = len(following) - len(language.prompt("s", said)) + 2
     assert used <= -(-new // 16) + answer.tokens + 1  # only the new turn was read
     assert Language(tiny[0], calls=2, context=200, threaded=False).draft(following) == answer

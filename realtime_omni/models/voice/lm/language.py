@@ -15,6 +15,7 @@ from typing import TypeVar
 from realtime_omni.models.voice.lm.answers import Answer, Answerer
 from realtime_omni.models.voice.lm.convert import load
 from realtime_omni.models.voice.lm.network import Llama
+from realtime_omni.models.voice.lm.referring import refers
 from realtime_omni.models.voice.lm.sequences import Sequences
 from realtime_omni.models.voice.lm.tokens import ChatTokens
 from realtime_omni.models.voice.speaker import SYSTEM, Draft, Role, Said
@@ -27,6 +28,12 @@ _CHUNK = 16
 _MOST_TURNS, _LEAST_TURNS = 4, 2
 """Of both sides, before a question: with more, or in half of the room, only the newest stay. A small model answers worse the
 more it has read, above all of its own words, which it repeats."""
+_EXAMPLE: tuple[tuple[Role, str], ...] = (
+    ("user", "How many legs does a spider have?"),
+    ("assistant", "A spider has eight legs."),
+)
+"""Of an answer as it is wanted, where the client gives no instructions: small models follow what they see sooner than what they
+are told."""
 _MOST_KEPT = 64
 
 T = TypeVar("T")
@@ -42,6 +49,7 @@ class Language:
         """``calls``: how many are answered at once; ``torch_threads``: for one product of matrices.
 
         Raises ConfigError for a checkpoint it cannot use."""
+        self.context = context
         checkpoint = load(gguf)
         self._tokens = ChatTokens(checkpoint.tokenizer)
         network = Llama(checkpoint.config, checkpoint.tensors)
@@ -55,10 +63,9 @@ class Language:
             forbid=self._tokens.circles,
         )
         self._turn = lru_cache(4096)(self._tokens.turn)
-        self._answerer.pin(self._turn("system", SYSTEM))
+        self._answerer.pin((*self._head(None), *self._tokens.opening("user")))
         self._asked: OrderedDict[Tokens, Answer] = OrderedDict()
         self._done: OrderedDict[Tokens, Draft] = OrderedDict()
-        self.context = context
         self._threaded = threaded
         if threaded:
             self._answerer.start(torch_threads)
@@ -76,15 +83,23 @@ class Language:
         return False
 
     def prompt(self, system: str | None, said: Sequence[Said], offer: Offer = NO_TOOLS) -> Tokens:
-        """Tokens of the conversation up to the assistant's next turn, without its oldest turns where they do not fit."""
-        return (*self._so_far(system, said), *self._tokens.opening("assistant"))
+        """Tokens of the conversation up to the assistant's next turn, without its oldest turns where they do not fit; of the
+        user's turn alone where that refers to none before."""
+        turns = _merge(said)
+        if (
+            turns
+            and turns[-1][0] == "user"
+            and not refers(turns[-1][1], [text for _, text in turns[:-1][-_MOST_TURNS:]])
+        ):
+            turns = turns[-1:]
+        return (*self._so_far(system, turns), *self._tokens.opening("assistant"))
 
-    def _so_far(self, system: str | None, said: Sequence[Said]) -> Tokens:
+    def _so_far(self, system: str | None, said: Sequence[tuple[Role, str]]) -> Tokens:
         """The turns that are read."""
-        head = self._turn("system", SYSTEM if system is None else system)[: self.context // 2]
+        head = self._head(system)
         room = self.context - len(head) - len(self._tokens.opening("assistant")) - MOST_TOKENS
         turns, first = list[Tokens](), 0
-        for role, text in _merge(said):
+        for role, text in said:
             turns.append(self._turn(role, text))
             if role == "assistant":  # what goes does not depend on the question, so that it can be prepared for
                 first = _oldest(turns, first, room // 2)
@@ -94,6 +109,10 @@ class Language:
         if not body and turns:
             body = list(turns[-1][-room:])
         return (*head, *body)
+
+    def _head(self, system: str | None) -> Tokens:
+        turns = (("system", SYSTEM), *_EXAMPLE) if system is None else (("system", system),)
+        return tuple(token for role, text in turns for token in self._turn(role, text))[: self.context // 2]
 
     def draft(self, prompt: Prompt, limit: int = MOST_TOKENS, call: str = "") -> Draft:
         """The answer to ``prompt`` so far; asking begins it. It ends where it begins to say the same again, too.
@@ -128,7 +147,7 @@ class Language:
 
     def prepare(self, system: str | None, said: Sequence[Said]) -> None:
         """Compute what the next prompt will begin with: the conversation so far, and that the user speaks."""
-        self._answerer.ask((*self._so_far(system, said), *self._tokens.opening("user")), limit=0)
+        self._answerer.ask((*self._so_far(system, _merge(said)), *self._tokens.opening("user")), limit=0)
         self._finish()
 
     def watch(self, notice: Callable[[], None]) -> None:
