@@ -81,7 +81,6 @@ class Arguments(msgspec.Struct, frozen=True):
     scale: str
     dtype: str
     compile: bool
-    overlap: bool = True
     fp8: bool = False
 
 
@@ -95,7 +94,7 @@ def share(given: Arguments, mesh: Mesh) -> ShardedTransformer:
     config = SIZES[given.scale].network
     dtype = getattr(torch, given.dtype)
     with torch.device("meta"):
-        network = ShardedTransformer(config, mesh, overlap=given.overlap)
+        network = ShardedTransformer(config, mesh)
         whole = WanTransformer(config)
     heavy = frozenset(network.heavy_matrices())
     generator = torch.Generator(mesh.device).manual_seed(0)
@@ -191,7 +190,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     settings = replace(scale.settings, clean_pass=not args.no_clean_pass)
     cells = settings.height // 16 * (settings.width // 16)
     check_grid(config, cells * settings.frames_per_block, grid)
-    given = Arguments(args.scale, args.dtype, args.compile, not args.no_overlap, args.fp8 != "off")
+    given = Arguments(args.scale, args.dtype, args.compile, args.fp8 != "off")
     began_s = time.perf_counter()
     team = Team(
         grid,
@@ -329,7 +328,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--metered", type=int, default=3, help="blocks whose exchanges are timed")
     parser.add_argument("--sessions", type=int, choices=(1, 2), default=1)
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--no-overlap", action="store_true", help="exchange queries, keys and values together")
     parser.add_argument("--no-clean-pass", action="store_true", help="the last denoise pass writes history")
     parser.add_argument("--gather-each-pass", action="store_true", help="less memory, and slower")
     parser.add_argument("--timeout-s", type=float, default=120.0, help="of every exchange")

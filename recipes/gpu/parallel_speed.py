@@ -25,7 +25,6 @@ PARTS: dict[int, dict[str, list[str]]] = {
     2: {
         "sp2": ["--parallel", "sp=2", "--compile", "--sessions", "2"],
         "tp2": ["--parallel", "tp=2", "--compile"],
-        "sp2_no_overlap": ["--parallel", "sp=2", "--compile", "--no-overlap", "--blocks", "12"],
         "one": ONE,
         "sp2_pixels_tiny": ["--parallel", "sp=2", "--compile", "--pixels", "tiny", "--blocks", "12"],
         "one_pixels_tiny_elsewhere": [*ONE, "--pixels", "tiny", "--decoder-device", "cuda:1"],
@@ -37,7 +36,6 @@ PARTS: dict[int, dict[str, list[str]]] = {
         "sp4": ["--parallel", "sp=4", "--compile", "--sessions", "2"],
         "sp2_tp2": ["--parallel", "sp=2,tp=2", "--compile", "--sessions", "2"],
         "sp4_fp8": ["--parallel", "sp=4", "--compile", "--fp8", "linear", "--blocks", "12"],
-        "sp4_no_overlap": ["--parallel", "sp=4", "--compile", "--no-overlap", "--blocks", "12"],
         "sp2": ["--parallel", "sp=2", "--compile", "--blocks", "12"],
         "one": ONE,
     },

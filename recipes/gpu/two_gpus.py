@@ -10,7 +10,7 @@ those of :mod:`realtime_omni.bench.lingbot_ranks`. Parts, the most important fir
 ``sp2``            latents; milliseconds a block that each kind of exchange holds rank 0 up.
 ``pixels``         the same session, decoded by Wan's decoder on rank 0's device, beside the passes.
 ``one``            rank 0's weights as a whole network on its device alone, latents, and the speed-up.
-``no overlap``     queries, keys and values exchanged together; how far its first block is from that of ``one``.
+``latents``        without the decoder; how far its first block is from that of ``one``.
 ``fp8``            matrices in eight bits on both ranks, and the error of its first block.
 ``killed``         the second rank dies within a block: what the session is told, and when; and when the device is idle then.
 ``elsewhere``      the whole network on the first device, Wan's decoder on the second.
@@ -58,17 +58,17 @@ from realtime_omni.testing.inline import InlineEngine
 LATENTS, PICTURES = ("latents",), ("latents", "frames")
 CONSTANT_AFTER = 8
 """Blocks until the image condition, which Wan's encoder makes, stays what it is."""
-EXCHANGES = ("values", "keys", "queries", "outputs")
+EXCHANGES = ("queries", "keys", "values", "outputs")
 """Of a layer, in the order in which rank 0 waits for them."""
 TIMEOUT_S = 90.0
 """Of a pass: the other rank may be compiling."""
-PARTS = ("sp2", "pixels", "one", "no overlap", "fp8", "killed", "elsewhere")
+PARTS = ("sp2", "pixels", "one", "latents", "fp8", "killed", "elsewhere")
 KILL_AFTER_S = 0.4
 LOST_WITHIN_S = 60.0
 
 
 class Switched:
-    """A rank whose network is changed on the way; its messages begin with an exclamation mark."""
+    """A rank whose matrices are put into eight bits on the way, by a message that begins with an exclamation mark."""
 
     def __init__(self, transformer: ShardedTransformer, *, compiled: bool) -> None:
         self._transformer = transformer
@@ -78,7 +78,7 @@ class Switched:
     def handle(self, message: bytes) -> bytes | None:
         if not message.startswith(b"!"):
             return self._inner.handle(message)
-        switch(self._transformer, message[1:].decode(), compiled=self._compiled)
+        to_eight_bits(self._transformer, compiled=self._compiled)
         return b"done"
 
 
@@ -88,12 +88,8 @@ def replica(mesh: Mesh, arguments: bytes) -> Switched:
 
 
 @torch.no_grad()
-def switch(network: ShardedTransformer, what: str, *, compiled: bool) -> None:
-    if what == "fp8":
-        quantise(network, network.heavy_matrices())
-    else:
-        for layer in network.layers:
-            layer._overlap = what == "overlap"  # type: ignore[assignment]
+def to_eight_bits(network: ShardedTransformer, *, compiled: bool) -> None:
+    quantise(network, network.heavy_matrices())
     if compiled:
         network.compile_layers()
 
@@ -253,9 +249,8 @@ class Bench:
         walk(engine, "a", self.full + CONSTANT_AFTER, PICTURES)
         return self.steady("a", PICTURES, 5)
 
-    def no_overlap(self) -> dict[str, Any]:
-        """The ranks' engine once more, without pictures; a session "b" is warm in it, without overlapping."""
-        self.all("no overlap")
+    def latents(self) -> dict[str, Any]:
+        """The ranks' engine once more, without the decoder; a session "b" is warm in it."""
         engine = self.open(self.network, device=self.team.mesh.device, decoder=None)
         first, whole = first_block(engine, "first"), self.found.get("one")
         start(engine, "b")
@@ -272,15 +267,11 @@ class Bench:
             start(engine, "b")
             self.found["b"] = walk(engine, "b", self.full)
         assert self.engine is not None
-        self.all("fp8")
+        self.team.ask(b"!")
+        to_eight_bits(self.transformer, compiled=self.args.compile)
         first = first_block(self.engine, "first")
         found = self.steady("b", LATENTS, self.args.blocks)
         return found | ({"error": relative_error(first, self.found["one"])} if "one" in self.found else {})
-
-    def all(self, what: str) -> None:
-        """On every rank, while nothing runs."""
-        self.team.ask(f"!{what}".encode())
-        switch(self.transformer, what, compiled=self.args.compile)
 
     def killed(self) -> dict[str, Any]:
         """A rank dies while the device works for it."""
@@ -365,7 +356,7 @@ def main() -> int:
         bench.part("sp2", 40, bench.sp2)
         bench.part("pixels", 15, bench.pixels)
         bench.part("one", 45, bench.one)
-        bench.part("no overlap", 30, bench.no_overlap)
+        bench.part("latents", 30, bench.latents)
         bench.part("fp8", 25, bench.fp8)
         bench.part("killed", 5, bench.killed)
         bench.part("elsewhere", 35, bench.elsewhere)

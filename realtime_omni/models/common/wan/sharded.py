@@ -74,15 +74,14 @@ def check_grid(config: WanConfig, tokens: int, grid: Grid) -> None:
 class ShardedTransformer(WanTransformer):
     """One rank's share. Every rank calls the same methods with the same inputs, in the same order."""
 
-    def __init__(self, config: WanConfig, mesh: Mesh, *, overlap: bool = True) -> None:
-        """``config``: of the whole network. ``overlap``: exchange one of queries, keys and values while the next is made."""
+    def __init__(self, config: WanConfig, mesh: Mesh) -> None:
+        """``config``: of the whole network."""
         self.mesh = mesh
-        self._overlap = overlap
         super().__init__(replace(config, shards=mesh.grid.tensor_size))
 
     def _new_layer(self) -> WanLayer:
         if self.mesh.grid.tensor_size == 1:
-            return SequenceLayer(self.config, self.mesh, overlap=self._overlap)
+            return SequenceLayer(self.config, self.mesh)
         return TensorLayer(self.config, self.mesh)
 
     def own_tokens(self, x: Tensor) -> Tensor:
@@ -98,45 +97,21 @@ class ShardedTransformer(WanTransformer):
 class SequenceLayer(WanLayer):
     """All heads of some tokens, but in self-attention some heads of all tokens."""
 
-    parts = ("attention_input", "_values", "_keys", "_queries", "_sent", "_rest")
+    parts = ("_sent", "_rest")
 
-    def __init__(self, config: WanConfig, mesh: Mesh, *, overlap: bool) -> None:
+    def __init__(self, config: WanConfig, mesh: Mesh) -> None:
         super().__init__(config)
         self._mesh = mesh
-        self._overlap = overlap
         self._ranks = mesh.grid.sequence_size
 
     def before(self, x: Tensor, time: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if self._overlap and isinstance(self.attention.qkv, nn.Linear):  # a quantised matrix is not cut
-            h = self.attention_input(x, time)
-            going = [self._mesh.exchange(self._values(h)), self._mesh.exchange(self._keys(h, cos, sin))]
-            going.append(self._mesh.exchange(self._queries(h, cos, sin)))
-            v, k, q = self._mesh.to_heads(*going)
-        else:
-            sent = self._sent(x, time, cos, sin)
-            q, k, v = self._mesh.to_heads(*(self._mesh.exchange(part) for part in sent))
+        sent = self._sent(x, time, cos, sin)
+        q, k, v = self._mesh.to_heads(*(self._mesh.exchange(part) for part in sent))
         return q, k, v
 
     def after(self, x: Tensor, seen: Tensor, time: Tensor, text: KeysValues, camera: KeysValues | None) -> Tensor:
         returned = self._mesh.to_tokens(seen)
         return self._rest(x, returned, time, text, camera)
-
-    def _values(self, h: Tensor) -> Tensor:
-        return by_rank(_by_head(self._third(2, h), self.attention.heads), self._ranks)
-
-    def _keys(self, h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        k = self.attention.k_norm(self._third(1, h))
-        return by_rank(rotate(_by_head(k, self.attention.heads), cos, sin), self._ranks)
-
-    def _queries(self, h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        q = self.attention.q_norm(self._third(0, h))
-        return by_rank(rotate(_by_head(q, self.attention.heads), cos, sin), self._ranks)
-
-    def _third(self, which: int, h: Tensor) -> Tensor:
-        """One of queries, keys and values."""
-        matrix, width = self.attention.qkv, self.modulation.shape[-1]
-        rows = slice(which * width, (which + 1) * width)
-        return functional.linear(h, matrix.weight[rows], matrix.bias[rows])
 
     def _sent(self, x: Tensor, time: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.attention.project(self.attention_input(x, time), cos, sin)
