@@ -28,13 +28,18 @@ _COMMON = _set(
     "for from by with as into and or but if not no yes what who whom whose where when why how which i you your me please tell "
     "about any some very much many"
 )
+_ASKING = _set("what who whom whose where when why how which is are was were am do does did can could will would should")
+    "what who whom whose where when why how which is are was were am do does did can could will would should have has"
+)
+"""First words: a recogniser does not always hear the question mark."""
 _FEW = 3
 """Words: fewer are an answer or half a question."""
 
 
 def refers(text: str, before: Sequence[str]) -> bool:
     """Whether ``text`` needs what was said ``before``, newest last: it points ("it", "my", "another"), goes on ("and Spain?"),
-    is very short, answers a question, or shares a word that is not among the commonest."""
+    is very short, answers a question, or has a word, not one of the commonest, that was told and not asked: one capital needs
+    none of another."""
     if not before:
         return False
     words = _words(text)
@@ -44,8 +49,14 @@ def refers(text: str, before: Sequence[str]) -> bool:
         return True
     if not _MYSELF.isdisjoint(pairwise(words)):
         return True
-    known = {word for said in before for word in _words(said)}
-    return not known.isdisjoint(set(words) - _COMMON)
+    told, asked = set[str](), set[str]()
+    for said in before:
+        (asked if _asks(said) else told).update(_words(said))
+    return not told.isdisjoint(set(words) - asked - _COMMON)
+
+
+def _asks(text: str) -> bool:
+    return text.rstrip().endswith("?") or not _ASKING.isdisjoint(_words(text)[:1])
 
 
 def _words(text: str) -> list[str]:
