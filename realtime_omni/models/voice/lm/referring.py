@@ -29,8 +29,6 @@ _COMMON = _set(
     "about any some very much many"
 )
 _ASKING = _set("what who whom whose where when why how which is are was were am do does did can could will would should")
-    "what who whom whose where when why how which is are was were am do does did can could will would should have has"
-)
 """First words: a recogniser does not always hear the question mark."""
 _FEW = 3
 """Words: fewer are an answer or half a question."""
