@@ -28,7 +28,9 @@ _COMMON = _set(
     "for from by with as into and or but if not no yes what who whom whose where when why how which i you your me please tell "
     "about any some very much many"
 )
-_ASKING = _set("what who whom whose where when why how which is are was were am do does did can could will would should")
+_ASKING = _set(
+    "what who whom whose where when why how which is are was were am do does did can could will would should"
+)
 """First words: a recogniser does not always hear the question mark."""
 _FEW = 3
 """Words: fewer are an answer or half a question."""
