@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from realtime_omni.server.outgoing import Frame, PromptTransport
-from realtime_omni.server.voice import ReadingPace
+from realtime_omni.server.reading import ReadingPace
 
 
 class Incoming:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, assert_never
 from realtime_omni.server.clock import Clock
 from realtime_omni.server.outbox import ConnectionEnded
 from realtime_omni.server.policy import PolicyAnswer, PolicyRequest, add_stages, policy_error, read_observation
+from realtime_omni.server.reading import ReadingPace
 from realtime_omni.server.transport import Transport, TransportLost
 from realtime_omni_protocols.openpi import (
     Attach,
@@ -206,8 +207,10 @@ class StreamConnection:
 
     async def _read(self) -> None:
         await self._send([self.side.hello()])
+        pace = ReadingPace(self._hub.clock, self._hub.settings.max_messages_per_s)
         while True:
             frame = await self._transport.receive()
+            await pace.admit()
             for command in self.side.receive(frame, self._hub.clock.now_s()):
                 await self._carry_out(command)
             self._compute_next()

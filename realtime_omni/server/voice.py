@@ -16,8 +16,8 @@ from realtime_omni.errors import CapacityError, OmniError
 from realtime_omni.server.clock import Clock, LoopClock
 from realtime_omni.server.codes import describe_error
 from realtime_omni.server.metrics import Metrics
+from realtime_omni.server.reading import ReadingPace
 from realtime_omni.server.settings import ServerSettings
-from realtime_omni_protocols.world_server import TokenBucket
 
 if TYPE_CHECKING:
     from realtime_omni.call import Call, Calls
@@ -28,24 +28,6 @@ _log = logging.getLogger(__name__)
 VoiceProtocol: TypeAlias = Literal["live", "moshi", "realtime"]
 MAX_SESSION_S = 24 * 3600.0
 """A call that is forgotten does not stay for ever; protocols that have a field for it say when it ends."""
-
-
-class ReadingPace:
-    """How fast one connection is read. Who sends faster is read more slowly and loses nothing; its socket fills up."""
-
-    def __init__(self, clock: Clock, messages_per_s: float) -> None:
-        self._clock = clock
-        self._bucket = TokenBucket(messages_per_s, clock.now_s())
-        self._never = asyncio.Event()
-
-    def admits(self) -> bool:
-        """Whether a message may be acted upon now; if so, it is counted."""
-        return self._bucket.take(1, self._clock.now_s())
-
-    async def admit(self, messages: int = 1) -> None:
-        """Returns when what was received, as so many messages, may be acted upon."""
-        while not self._bucket.take(messages, self._clock.now_s()):
-            await self._clock.wait(self._never, self._clock.now_s() + 1 / self._bucket.rate)
 
 
 class VoiceHub:
@@ -151,4 +133,4 @@ class VoiceHub:
         """Nothing is held beyond `shutdown`."""
 
 
-__all__ = ["MAX_SESSION_S", "ReadingPace", "VoiceHub", "VoiceProtocol"]
+__all__ = ["MAX_SESSION_S", "VoiceHub", "VoiceProtocol"]

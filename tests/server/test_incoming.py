@@ -8,8 +8,8 @@ import contextlib
 import pytest
 
 from realtime_omni.server.incoming import Incoming
+from realtime_omni.server.reading import ReadingPace
 from realtime_omni.server.transport import TransportLost
-from realtime_omni.server.voice import ReadingPace
 from server.manual_clock import ManualClock
 from server.voices import VoiceTransport
 

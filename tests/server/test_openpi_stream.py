@@ -16,6 +16,8 @@ from realtime_omni_protocols.openpi.stream_messages import (
     Closed,
     ErrorMessage,
     Hello,
+    Ping,
+    Pong,
     ResetDone,
     Resume,
     Resumed,
@@ -55,6 +57,25 @@ async def test_the_newest_observation_wins() -> None:
         assert (await robot.until(Superseded)) == Superseded(seq=3, by=4)
         gate.open.set()
         assert [(await robot.until(ActionChunk)).start_tick for _ in range(2)] == [1, 4]
+
+
+async def test_a_flood_of_messages_is_read_more_slowly_and_loses_nothing() -> None:
+    """A burst of five, then five a second; the start is the first."""
+    async with hub_over(NullPolicy(), max_messages_per_s=5.0) as hub:
+        robot = StreamRobot(hub)
+        await robot.start()
+        assert isinstance(hub.clock, ManualClock)
+        for number in range(12):
+            robot.say(encode(Ping(t=float(number))))
+        heard = []
+        for expected in (4, 9, 12):
+            await settle()
+            while not robot.transport.outbound.empty():
+                heard.append(robot.side.receive(await robot.receive()))
+            assert len(heard) == expected
+            hub.clock.advance(1.0)
+        assert [pong.t for pong in heard if isinstance(pong, Pong)] == list(range(12))
+        await robot.close()
 
 
 async def test_a_reset_cancels_the_inference_and_nothing_of_it_is_sent() -> None:
