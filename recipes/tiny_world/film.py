@@ -1,8 +1,8 @@
-"""Five walks: a film of the end of their first half, and below of their second.
+"""Ten walks of two minutes: a contact sheet of them, and a film of their ends.
 
-    python -m recipes.tiny_world.film [--out docs/images/tiny-world-walks.mp4]
+    python -m recipes.tiny_world.film [--out docs/images/tiny-world-walks.mp4] [--sheet recipes/tiny_world/results/walks.webp]
 
-Owns: how the walks are laid out. They are the beginnings of the long runs by random keys that `evaluate` judges, so nothing
+Owns: how the walks are laid out. They are the halves of the five long runs by random keys that `evaluate` judges, so nothing
 is chosen after it was seen.
 """
 
@@ -17,14 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recipes.tiny_world.evaluate import WEIGHTS, LongRuns, load_net
+from recipes.tiny_world.evaluate import WEIGHTS, LongRuns, contact_sheet, load_net
 from recipes.tiny_world.rollout import reference_rollout
 from recipes.tiny_world.simulator import Simulator
 
 FPS = 8
 RUNS, SEED = 5, 0  # as in `evaluate`
-RUN_FRAMES = 120 * FPS
-FILM_FRAMES = 24 * FPS
+RUN_FRAMES = 2000
+FILM_FRAMES = 20 * FPS
+SHEET_COLUMNS = 12
 
 
 def long_runs(frames: int, weights: Path, device: str) -> Tensor:
@@ -47,6 +48,13 @@ def mosaic(halves_BFCHW: Tensor) -> np.ndarray:
     return rows.permute(2, 0, 4, 1, 5, 3).flatten(3, 4).flatten(1, 2).numpy()
 
 
+def sheet(halves_BFCHW: Tensor) -> Tensor:
+    """[walks, SHEET_COLUMNS, 3, H, W]: pictures in even steps through each walk; a run's halves stand one below the other."""
+    walks = halves_BFCHW.unflatten(0, (2, RUNS)).transpose(0, 1).flatten(0, 1)
+    every = walks.shape[1] // SHEET_COLUMNS
+    return walks[:, every // 2 :: every][:, :SHEET_COLUMNS]
+
+
 def write_film(frames_FHWC: np.ndarray, path: Path, crf: int) -> None:
     """H.264 in mp4 that browsers begin to play while they load it."""
     with av.open(str(path), "w", options={"movflags": "+faststart"}) as container:
@@ -63,10 +71,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
     parser.add_argument("--out", type=Path, default=Path("docs/images/tiny-world-walks.mp4"))
-    parser.add_argument("--frames", type=int, default=RUN_FRAMES, help="of a walk")
-    parser.add_argument("--crf", type=int, default=37, help="x264's quality; more is smaller")
+    parser.add_argument("--frames", type=int, default=RUN_FRAMES, help="of a run, two walks")
+    parser.add_argument("--sheet", type=Path, default=Path("recipes/tiny_world/results/walks.webp"))
+    parser.add_argument("--crf", type=int, default=38, help="x264's quality; more is smaller")
     args = parser.parse_args(argv)
     shown = halves(long_runs(args.frames, args.weights, args.device))
+    contact_sheet(sheet(shown), args.sheet)
     write_film(mosaic(shown[:, -FILM_FRAMES:]), args.out, args.crf)
 
 
