@@ -2,7 +2,7 @@
 
 Owns the operation, whether it runs here, and from which size on it is worth a launch of its own. Must not know: layers,
 graphs. A compiler fuses it with what is around it, which is as good for few tokens; for 16 robots' prefixes its kernel took
-0.77 ms a layer where memory allows 0.27 (H200).
+0.75 ms a layer, this one takes 0.31 (H200).
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ def geglu(x: Tensor) -> Tensor:
     """``gelu(gate) * up`` [..., D] of x [..., 2 D], gate before up, rounded once. GELU by its tanh approximation, see
     :func:`.decoder.gelu`. Without gradients."""
     if x.is_cuda:
-        from realtime_omni.models.common.vla.geglu_kernel import (
-            geglu as kernel,
-        )  # Triton comes with torch for CUDA only
+        from realtime_omni.models.common.vla import geglu_kernel  # Triton comes with torch for CUDA only
 
-        return kernel(x.contiguous())
+        return geglu_kernel.geglu(x.contiguous())
     return written_out(x)
 
 
