@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-
 _STAT = Path("/proc/stat")
 
 
