@@ -72,8 +72,6 @@ FLEET = 63
 """Robots at once on a server, seven for each task; the recipe has room for 64."""
 MOST_EPISODES = 20_000
 """All scenes are drawn at once, 0.2 MB each."""
-LONGEST_DELAY = min(EXECUTED, HORIZON - EXECUTED)
-"""Beyond it the old chunk would end before the new one arrives, or another be asked for before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +100,21 @@ def on_stderr(tick: int, solved: int, robots: int) -> None:
     print(f"tick {tick} of {EPISODE_TICKS} at most: {solved} of {robots} solved", file=sys.stderr, flush=True)
 
 
+def longest_delay() -> int:
+    """Ticks. Beyond it the old chunk would end before the new one arrives, or another be asked for before."""
+    return min(EXECUTED, HORIZON - EXECUTED)
+
+
 def run(
     scene: Scene, ask: Ask, *, delay: int, generator: torch.Generator, scale: Tensor, tell: Tell = silent
 ) -> Outcome:
     """Every scene until it has succeeded or ``EPISODE_TICKS`` have passed. ``scale`` [2]: the unit of jumps, m/s. ``tell``
     is called at each new chunk.
 
-    Raises ValueError for a delay beyond ``LONGEST_DELAY``."""
-    if not 0 <= delay <= LONGEST_DELAY:
-        raise ValueError(f"a delay of 0 to {LONGEST_DELAY} ticks is bridged by a chunk of {HORIZON}, not {delay}")
+    Raises ValueError for a delay beyond :func:`longest_delay`."""
+    longest = longest_delay()
+    if not 0 <= delay <= longest:
+        raise ValueError(f"a delay of 0 to {longest} ticks is bridged by a chunk of {HORIZON}, not {delay}")
     rows, device = len(scene), scene.task.device
     success = torch.zeros(rows, dtype=torch.bool, device=device)
     ticks = torch.full((rows,), EPISODE_TICKS, device=device)
@@ -298,7 +302,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--seed", type=count(0, MOST_SEED), default=SEED, help="of scenes and noise; training never draws these"
     )
     parser.add_argument(
-        "--delay", type=count(0, LONGEST_DELAY), default=0, help="ticks between an observation and its chunk"
+        "--delay", type=count(0, longest_delay()), default=0, help="ticks between an observation and its chunk"
     )
     parser.add_argument(
         "--rtc",
