@@ -222,11 +222,14 @@ def test_only_the_users_words_are_left_to_read_however_long_the_talk(tiny, kept)
         assert following[-len(new) :] == new
 
 
-def test_a_question_that_stands_for_itself_is_asked_alone(language):
+def test_a_question_that_stands_for_itself_is_asked_alone(tiny):
+    language = Language(tiny[0], calls=1, context=1000, threaded=False)
     before = [("user", "Where is Rome?"), ("assistant", "In Italy.")]
     for question, alone in (("How do birds fly?", True), ("Is it big?", False)):
-        asked = language.prompt("s", [*before, ("user", question)])
-        assert (asked == language.prompt("s", [("user", question)])) is alone
+        asked = language.prompt(None, [*before, ("user", question)])
+        assert (asked == language.prompt(None, [("user", question)])) is alone
+        told = language.prompt("s", [*before, ("user", question)])
+        assert told != language.prompt("s", [("user", question)]), "a client's instructions have no example behind them"
 
 
 def test_long_turns_go_sooner_and_leave_half_of_the_room_to_the_question(tiny):

@@ -84,10 +84,11 @@ class Language:
 
     def prompt(self, system: str | None, said: Sequence[Said], offer: Offer = NO_TOOLS) -> Tokens:
         """Tokens of the conversation up to the assistant's next turn, without its oldest turns where they do not fit; of the
-        user's turn alone where that refers to none before."""
+        user's turn alone where that refers to none before and the example stands in front (no instructions of the client's)."""
         turns = _merge(said)
         if (
-            turns
+            system is None
+            and turns
             and turns[-1][0] == "user"
             and not refers(turns[-1][1], [text for _, text in turns[:-1][-_MOST_TURNS:]])
         ):
