@@ -223,8 +223,8 @@ def test_only_the_users_words_are_left_to_read_however_long_the_talk(tiny, kept)
 
 
 def test_a_question_that_stands_for_itself_is_asked_alone(tiny):
-    language = Language(tiny[0], calls=1, context=1000, threaded=False)
-    before = [("user", "Where is Rome?"), ("assistant", "In Italy.")]
+    language = Language(tiny[0], calls=1, context=256, threaded=False)
+    before = [("user", "hi"), ("assistant", "yo")]  # half of the room is the default instructions'
     for question, alone in (("How do birds fly?", True), ("Is it big?", False)):
         asked = language.prompt(None, [*before, ("user", question)])
         assert (asked == language.prompt(None, [("user", question)])) is alone
