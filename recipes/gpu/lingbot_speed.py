@@ -360,13 +360,13 @@ def full(parts: Parts) -> None:
         parts.part(f"full {kind}: latents", needs_s, lambda: world.row("a", LATENTS) | world.floor_ms())
         parts.part(f"full {kind}: no clean pass", needs_s, lambda: without(world, LATENTS))
         if pixels == "wan":
-            parts.part(f"full {kind}: pixels", needs_s, lambda: world.row("a", PICTURES, parts.blocks * 2 // 3))
+            parts.part(f"full {kind}: pixels", needs_s, lambda: world.row("a", PICTURES, parts.blocks))
             parts.part(f"full {kind}: pixels, no clean pass", needs_s, lambda: without(world, PICTURES))
 
     def without(world: World, outputs: Sequence[str]) -> dict[str, Any]:
         world.clean_pass(False)
         try:
-            return world.row("a", outputs, parts.blocks * 2 // 3) | world.floor_ms()
+            return world.row("a", outputs, parts.blocks) | world.floor_ms()
         finally:
             world.clean_pass(True)
 

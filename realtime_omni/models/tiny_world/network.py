@@ -60,6 +60,9 @@ class NetworkConfig:
     sink_frames: int = 0
     layer_windows: tuple[int, ...] = ()
     """The same for each layer, where some see fewer; empty: all see the window. They may be set after training."""
+    dense_frames: int | None = None
+    """Of the frames that a layer sees, so many of the newest are seen whole, the block's own included; of every block before
+    them its last frame alone. None: all."""
     num_places: int = 6
     num_keys: int = 8
     turn_steps: int = 72
@@ -83,6 +86,10 @@ class NetworkConfig:
             raise ValueError("window_frames and layer_windows must be whole blocks")
         if self.layer_windows and len(self.layer_windows) != self.layers:
             raise ValueError(f"{len(self.layer_windows)} layer_windows for {self.layers} layers")
+        if self.dense_frames is not None and (
+            self.dense_frames % self.frames_per_block or not 0 < self.dense_frames <= self.window_frames
+        ):
+            raise ValueError("dense_frames must be whole blocks, within the window")
 
     @property
     def grid(self) -> int:
