@@ -107,6 +107,11 @@ class EnginePolicy:
             robot.chunk, robot.tick = chunk.chunk_index, join.tick
         return answer
 
+    def leave_chunk(self, session_id: str) -> None:
+        robot = self._robots.get(session_id)
+        if robot is not None:
+            robot.leave_chunk()
+
     async def reset(self, session_id: str) -> None:
         robot = self._robot(session_id)
         robot.leave_chunk()

@@ -55,6 +55,8 @@ class StreamSession:
     token_hash: bytes = b""
     epoch: int = 0
     last_seq: int = 0
+    last_chunk: int | None = None
+    """``seq`` of the latest chunk that was sent, received or not."""
     connection: StreamConnection | None = None
     touched: asyncio.Event = field(default_factory=asyncio.Event)
     """A new one for every detach; set when the session was attached again, or is over."""
@@ -253,6 +255,8 @@ class StreamConnection:
         except PolicyError as error:
             await self._refuse(error)
             return
+        if message.last_chunk != session.last_chunk:
+            self._hub.backend.leave_chunk(session.policy_id)
         session.connection, self._session = self, session
         session.touched.set()
         self._started.set()
@@ -321,6 +325,8 @@ class StreamConnection:
             encoding_s = time.perf_counter()
             outputs = self._answer(work, answer, timing)
             timing["encode"] = (time.perf_counter() - encoding_s) * 1000
+            if outputs:
+                self._session.last_chunk = work.seq
             await self._send(outputs)
             if outputs:
                 self._hub.answered("stream", timing)

@@ -92,6 +92,10 @@ class PolicyBackend(Protocol):
         """
         ...
 
+    def leave_chunk(self, session_id: str) -> None:
+        """The latest chunk never reached the robot: the next one continues nothing. Harmless for an id that is gone."""
+        ...
+
     async def reset(self, session_id: str) -> None:
         """Begin a new episode: nothing of the one before acts on what follows."""
         ...

@@ -103,6 +103,9 @@ class NullPolicy:
         actions += np.arange(shape[0], dtype=np.float32)[:, None]
         return PolicyAnswer(actions)
 
+    def leave_chunk(self, session_id: str) -> None:
+        """No chunk continues another."""
+
     async def reset(self, session_id: str) -> None:
         await asyncio.sleep(0)
         self._get(session_id).epoch += 1

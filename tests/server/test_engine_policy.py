@@ -320,6 +320,27 @@ async def test_a_streaming_robots_chunks_continue_by_the_delay_it_measured() -> 
         await robot.close()
 
 
+@pytest.mark.parametrize(("came", "valid_from"), [(True, 2), (False, 0)])
+async def test_a_chunk_that_was_lost_with_its_connection_is_not_continued(came: bool, valid_from: int) -> None:
+    async with serving_pi0(rtc={"mode": "trained"}) as hub:
+        robot = StreamRobot(hub)
+        await robot.start()
+        for tick, consumed in ((10, None), (14, 2)):
+            robot.say(robot.side.observe(seen_by_pi0(), tick, consumed=consumed))
+            if tick == 10 or came:
+                await robot.until(ActionChunk)
+            else:
+                await robot.receive()  # sent, and lost on its way
+        await robot.drop()
+        robot.side.disconnected()
+        again = StreamRobot(hub, robot.side)
+        await again.start()
+        again.say(again.side.observe(seen_by_pi0(), 16, consumed=0))
+        chunk = await again.until(ActionChunk)
+        assert (chunk.start_tick, chunk.valid_from, chunk.delay_used) == (16, valid_from, valid_from)
+        await again.close()
+
+
 async def test_a_streaming_robot_chooses_how_a_chunk_continues_where_the_recipe_allows_it() -> None:
     async with serving_pi0(rtc={"mode": "trained", "allow": ["none"]}) as hub:
         robot = StreamRobot(hub)

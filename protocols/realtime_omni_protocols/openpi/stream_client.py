@@ -59,7 +59,7 @@ class StreamClientSide:
         self.epoch = 0
         self.seq = 0
         self.answered = 0
-        """The highest observation that was answered with a chunk or an error."""
+        """The highest observation that was answered with a chunk; 0: none."""
         self.session_id: str | None = None
         self.hello: Hello | None = None
         self.owes_reset = False
@@ -74,7 +74,9 @@ class StreamClientSide:
         self._expect(StreamState.OPEN)
         self.state = StreamState.STARTING
         if self.session_id is not None and self._token is not None:
-            return encode(Resume(session_id=self.session_id, resume_token=self._token))
+            return encode(
+                Resume(session_id=self.session_id, resume_token=self._token, last_chunk=self.answered or None)
+            )
         return encode(Start(session_id=session_id, control_hz=control_hz))
 
     def observe(

@@ -37,8 +37,11 @@ class Start(Message, frozen=True, kw_only=True, tag="start"):
 
 
 class Resume(Message, frozen=True, kw_only=True, tag="resume"):
+    """``last_chunk``: ``seq`` of the latest chunk that came."""
+
     session_id: Label
     resume_token: Token
+    last_chunk: Seq | None = None
 
 
 class Observe(Message, frozen=True, kw_only=True, tag="observation"):

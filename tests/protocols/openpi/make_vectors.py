@@ -350,6 +350,11 @@ OBSERVATION = {"type": "observation", "seq": 1, "epoch": 0, "tick": 40, "observa
 stream("start", "c2s", {"type": "start"})
 stream("start with everything", "c2s", {"type": "start", "session_id": "arm-3", "control_hz": 15})
 stream("resume", "c2s", {"type": "resume", "session_id": "8d1f", "resume_token": "kT"})
+stream(
+    "resume with everything",
+    "c2s",
+    {"type": "resume", "session_id": "8d1f", "resume_token": "kT", "last_chunk": 7},
+)
 stream("an observation", "c2s", OBSERVATION)
 FULL = {"captured_ms": 5321.5, "consumed": 8, "seed": 2**63 - 1, "steps": 10}
 stream("an observation with everything", "c2s", OBSERVATION | FULL)
