@@ -21,6 +21,7 @@ from recipes.tiny_world.evaluate import (
     LongRuns,
     generator_for,
     picture_scores,
+    turn_scores,
     watched_run,
     watched_simulator,
     window_faults,
@@ -28,7 +29,7 @@ from recipes.tiny_world.evaluate import (
 from recipes.tiny_world.own_context import Play
 from recipes.tiny_world.simulator import Simulator
 
-CLIP_SEED, WALK_SEED = 7000, 7100  # of the held-out seeds, apart from those of `evaluate`
+CLIP_SEED, WALK_SEED, TURN_SEED = 7000, 7100, 7200  # of the held-out seeds, apart from those of `evaluate`
 CLIP_FRAMES = 51
 GOALS_DB = {"6": 24.0, "12": 21.0}
 SHARP = {"12": 0.72, "48": 0.72}  # the goal is 0.70; a little more, since other clips decide
@@ -70,6 +71,19 @@ class Bench:
         scores = picture_scores(truth, self.play().clip(truth[:, :CONTEXT], self.keys, self.place))
         self.net.load_state_dict(own)
         return {name: scores[name] for name in ("psnr_db", "psnr_db_copy_last", "sharpness_ratio")}
+
+    def turns(self, weights: dict[str, Tensor]) -> dict:
+        """The view after turns on the spot, in dB (`turn_scores`); the network keeps its own weights."""
+        own = {name: value.clone() for name, value in self.net.state_dict().items()}
+        self.net.load_state_dict(weights)
+        torch.manual_seed(TURN_SEED)
+
+        def rollout(start: Tensor, keys: Tensor, places: Tensor, seed: int) -> Tensor:
+            return self.play().clip(start, keys, places)
+
+        scores = turn_scores(self.simulator, rollout, self.rows, TURN_SEED, self.config.frames_per_block)
+        self.net.load_state_dict(own)
+        return scores
 
     @functools.cached_property
     def told(self) -> tuple[LongRuns, PlaceClassifier]:

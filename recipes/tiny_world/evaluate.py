@@ -246,8 +246,8 @@ def watched_simulator(runs: LongRuns, simulator: Simulator, per: int) -> tuple[T
 def turn_scores(simulator: Simulator, rollout: Rollout, count: int, seed: int, per: int) -> dict:
     """PSNR of the view after a turn on the spot against the start, which it should equal.
 
-    `full`: 72 frames to the right, 360 degrees (longer than the window); `back`: 45 degrees to
-    the right and back in 18 frames, all within the window.
+    `full`: 72 frames to the right, 360 degrees, which with the start is the window; `back`: 45 degrees to
+    the right and back in 18 frames.
     """
     generator = generator_for(seed + 4, simulator.device)
     maps = random_maps(count, generator, simulator.device)

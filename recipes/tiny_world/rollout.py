@@ -48,33 +48,42 @@ class CachedPass(nn.Module):
         valid_BS: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         new_k, new_v = [], []
-        block_tokens = x.shape[1] * self.net.config.tokens_per_frame
-        own = valid_BS.new_ones(valid_BS.shape[0], block_tokens)
-        behind_BS = self._blocks_behind(pose[..., 0], valid_BS.shape[1] // block_tokens, block_tokens)
-        config = self.net.config
-        masks = {
-            window: torch.cat((valid_BS & (behind_BS < window // config.frames_per_block), own), dim=1)[
-                :, None, None
-            ].expand(-1, 1, block_tokens, -1)
-            for window in {config.window_frames, *config.layer_windows}
-        }
+        config, tokens = self.net.config, x.shape[1] * self.net.config.tokens_per_frame
+        block_B = pose[:, 0, 0] // config.frames_per_block
+        row = torch.arange(len(x), device=x.device)[:, None]
+        views = {}
+        for window in set(config.window_of_layers):
+            slot, seen = self._view(window, block_B, valid_BS.shape[1] // tokens)
+            mask = torch.cat((valid_BS[row, slot] & seen, valid_BS.new_ones(len(x), tokens)), dim=1)
+            views[window] = slot, mask[:, None, None].expand(-1, 1, tokens, -1)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             new_k.append(k)
             new_v.append(v)
-            k = torch.cat((kept_k_LBShd[layer].to(k.dtype), k), dim=1).transpose(1, 2)
-            v = torch.cat((kept_v_LBShd[layer].to(v.dtype), v), dim=1).transpose(1, 2)
-            mask = masks[config.layer_windows[layer] if config.layer_windows else config.window_frames]
+            slot, mask = views[config.window_of_layers[layer]]
+            k = torch.cat((kept_k_LBShd[layer][row, slot].to(k.dtype), k), dim=1).transpose(1, 2)
+            v = torch.cat((kept_v_LBShd[layer][row, slot].to(v.dtype), v), dim=1).transpose(1, 2)
             return functional.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask).transpose(1, 2)
 
         x0 = self.net(x, t, keys, place, pose, attend)
         return x0, torch.stack(new_k), torch.stack(new_v)
 
-    def _blocks_behind(self, frame_index: Tensor, slots: int, block_tokens: int) -> Tensor:
-        """[B, S]: how many blocks before a row's present one each kept token was written, see :class:`KeptRows`."""
-        block = frame_index[:, :1] // self.net.config.frames_per_block
-        behind = (block - 1 - torch.arange(slots, device=block.device)) % slots + 1
-        return behind.repeat_interleave(block_tokens, dim=1)
+    def _view(self, window: int, block_B: Tensor, slots: int) -> tuple[Tensor, Tensor]:
+        """Which kept tokens a layer reads, [B, M] long, and whether it sees them, [B, M] bool: the near blocks whole, newest
+        first, then the last frame of every slot (:class:`KeptRows`), of which those of far blocks are seen."""
+        config, device = self.net.config, block_B.device
+        frame, tokens = config.tokens_per_frame, config.frames_per_block * config.tokens_per_frame
+        dense, far = config.blocks_behind(window)
+        behind = torch.arange(1, dense + 1, device=device)
+        near = ((block_B[:, None] - behind) % slots * tokens)[..., None] + torch.arange(tokens, device=device)
+        index, seen = near.flatten(1), torch.ones_like(near, dtype=torch.bool).flatten(1)
+        if dense < far:
+            slot = torch.arange(slots, device=device)
+            age = (block_B[:, None] - 1 - slot) % slots + 1
+            last = (slot * tokens + tokens - frame)[:, None] + torch.arange(frame, device=device)
+            index = torch.cat((index, last.flatten().expand(len(index), -1)), dim=1)
+            seen = torch.cat((seen, ((age > dense) & (age <= far)).repeat_interleave(frame, dim=1)), dim=1)
+        return index, seen
 
 
 @dataclasses.dataclass
@@ -142,8 +151,9 @@ class ReferencePlay:
         config, device = net.config, net.embed.weight.device
         self.net, self.config, self.device, self.seed = net, config, device, seed
         self.levels = schedule(steps or config.sampler_steps, config.sampler_shift)
-        windows = config.layer_windows or (config.window_frames,) * config.layers
-        self.kept = [deque[tuple[Tensor, Tensor]](maxlen=window // config.frames_per_block - 1) for window in windows]
+        behind = [config.blocks_behind(window) for window in config.window_of_layers]
+        self.kept = [deque[tuple[Tensor, Tensor]](maxlen=seen) for _, seen in behind]
+        self.dense = [dense for dense, _ in behind]
         self.heading = torch.zeros(rows, 2, device=device, dtype=torch.long)
         self.number = 0
 
@@ -179,7 +189,10 @@ class ReferencePlay:
         return seen
 
     def _keep(self, layer: int, k: Tensor, v: Tensor) -> None:
-        self.kept[layer].append((k, v.clone()))  # v is a view of q, k and v
+        kept, dense = self.kept[layer], self.dense[layer]
+        kept.append((k, v.clone()))  # v is a view of q, k and v
+        if len(kept) > dense:
+            kept[-dense - 1] = tuple(part[:, -self.config.tokens_per_frame :] for part in kept[-dense - 1])
 
 
 def reference_rollout(net: TinyWorldNet, steps: int | None = None) -> Rollout:

@@ -72,6 +72,8 @@ class Player:
     idle: float = 0.08
     one_way: float = 0.0
     """Chance that a clip turns the same way throughout (evaluation: long turns)."""
+    standing: float = 0.0
+    """Chance that a clip stays where it begins: it turns and looks (what was seen comes back)."""
     heed: float = 0.3
     """Chance a frame to turn away from a wall straight ahead; near 0 the player stays in front of it."""
 
@@ -149,6 +151,9 @@ class RandomPlayer:
         self.left = torch.zeros(count, device=device)
         self.way = torch.where(self._uniform(count) < 0.5, J, L)
         self.faithful = self._uniform(count) < player.one_way
+        self.standing = self.faithful & False
+        if player.standing:  # no draw without it: clips of the same seed stay what they were
+            self.standing = self._uniform(count) < player.standing
 
     def _uniform(self, *shape: int) -> Tensor:
         return torch.rand(*shape, generator=self.generator, device=self.device)
@@ -169,6 +174,7 @@ class RandomPlayer:
         fresh[:, I] = (pick[3] < player.looking / 2).float()
         fresh[:, K] = ((pick[3] >= player.looking / 2) & (pick[3] < player.looking)).float()
         fresh = fresh * ((pick[4] >= player.idle) | self.faithful).float()[:, None]
+        fresh[:, : D + 1] *= ~self.standing[:, None]
         bumped = (self.keys[:, W] > 0) & (room_ahead < 0.7) & (self._uniform(count) < player.heed)
         away = torch.zeros_like(self.keys)
         away[:, J], away[:, L] = (side == J).float(), (side == L).float()

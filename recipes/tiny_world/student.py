@@ -4,7 +4,8 @@ Owns: a bank of rows that roll on from step to step, as sessions do on a server 
 same sampler, same commit), and one training step on it. A row starts with 1 to 7 true blocks,
 then lives on its own pictures, some within their clip, the others for up to `MAX_LIFE` blocks.
 While the simulator's clip lasts the truth pulls too, less with every own block: what comes after
-is not certain, and a squared error on it would only teach blur. Then the row follows the keys of
+is not certain, and a squared error on it would only teach blur. What true blocks showed from where a
+row still stands is certain, and pulls in full when the row turns back to it. Then the row follows the keys of
 other clips, a clip at a time, and in most rows a player that turns where its picture is plain: a
 session's player has eyes, and a network that was never asked to leave its own walls stays there.
 """
@@ -12,6 +13,7 @@ session's player has eyes, and a network that was never asked to leave its own w
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +24,7 @@ from recipes.tiny_world.data import ClipPool
 from recipes.tiny_world.evaluate import PLAIN, gradient_energy
 from recipes.tiny_world.losses import Discriminator, discriminator_loss, reconstruction
 from recipes.tiny_world.rollout import KeptRows
-from recipes.tiny_world.simulator import J, L
+from recipes.tiny_world.simulator import D, J, L
 
 MAX_LIFE = 240
 NEAR_TRUTH = 0.45  # share of rows that end within their clip
@@ -47,9 +49,14 @@ class Bank:
     beat: Tensor
     way: Tensor
     expected: Tensor
+    seen: Tensor
+    half_fov_tan: float
+    near_life: int
     max_life: int = MAX_LIFE
     """`tune` and `beat`: the clip and block whose keys a row plays after its own clip; `way`: the key it turns away from
-    plain walls by, or none (-1); `expected` [places]: the places' mean sharpness."""
+    plain walls by, or none (-1); `expected` [places]: the places' mean sharpness; `seen` [B, turn_steps]: directions, a step of
+    turning wide, that true blocks showed of the place and from the spot where a row is; `near_life`: most blocks, beyond
+    eight, of rows that end within their clip."""
 
     @classmethod
     def fresh(
@@ -69,6 +76,9 @@ class Bank:
             torch.full_like(long, pool.frames.shape[1]),
             long.clone(),
             expected,
+            torch.zeros(rows, config.turn_steps, dtype=torch.bool, device=device),
+            config.half_fov_tan,
+            max(4, pool.frames.shape[1] // config.frames_per_block - 8),
             max_life,
         )
         bank.restart(pool, torch.ones(rows, dtype=torch.bool, device=device))
@@ -77,6 +87,7 @@ class Bank:
     def restart(self, pool: ClipPool, rows: Tensor) -> None:
         count, device = len(rows), rows.device
         self.kept.reset(rows)
+        self.seen &= ~rows[:, None]
         self.clip = torch.where(rows, pool.pick(count), self.clip)
         few = torch.randint(1, 4, (count,), device=device)
         many = torch.randint(4, 8, (count,), device=device)
@@ -84,7 +95,7 @@ class Bank:
         self.given = torch.where(rows, given, self.given)
         chance = torch.rand(3, count, device=device)
         near = torch.arange(count, device=device) < NEAR_TRUTH * count
-        life = torch.where(near, chance[0] * 4, chance[0] ** 2 * self.max_life).long() + 8
+        life = torch.where(near, chance[0] * self.near_life, chance[0] ** 2 * self.max_life).long() + 8
         self.life = torch.where(rows, life, self.life)
         way = torch.where(chance[1] < 0.5, J, L)
         self.way = torch.where(rows, torch.where(chance[2] < HEED, way, -1), self.way)
@@ -106,8 +117,26 @@ class Bank:
         played = self.turned_away(pool.blocks(self.tune, self.beat - 1, per)[1])
         keys = torch.where(known[:, None, None], keys, played)
         place = torch.where(known[:, None], place, strange[:, None])
+        self.seen &= (place[:, 0] == self.place)[:, None]
         self.place = place[:, -1]
         return truth, keys, place, known
+
+    def certain(self, keys: Tensor, pose: Tensor, width: int) -> Tensor:
+        """[B, F, width] bool: the columns of the next block's pictures that show what is `seen`."""
+        column = (torch.arange(width, device=pose.device) + 0.5) / width * 2 - 1
+        across = torch.atan(column * self.half_fov_tan) / (2 * math.pi) * self.seen.shape[1]
+        toward = (pose[..., 1:2] + across).round().long() % self.seen.shape[1]
+        still = ~(keys[..., : D + 1] > 0.5).any(-1).cumsum(1).bool() & (pose[..., 2] == 0)
+        return self.seen.gather(1, toward.flatten(1)).view_as(toward) & still[..., None]
+
+    def look(self, keys: Tensor, pose: Tensor, true: Tensor) -> None:
+        """After a block, a `true` one in the rows so marked: who moved has seen nothing of where it is, else what it showed."""
+        steps = self.seen.shape[1]
+        self.seen &= ~(keys[..., : D + 1] > 0.5).flatten(1).any(1)[:, None]
+        last = pose[:, -1]
+        off = (torch.arange(steps, device=pose.device) - last[:, 1:2] + steps // 2) % steps - steps // 2
+        shown = off.abs() + 0.5 <= math.atan(self.half_fov_tan) / (2 * math.pi) * steps
+        self.seen |= shown & (true & (last[:, 2] == 0))[:, None]
 
     def turned_away(self, keys: Tensor) -> Tensor:
         """`keys` [B, F, 8], or the one that turns a row away from a picture that is plain for its place."""
@@ -150,7 +179,10 @@ class Student:
         judged = (kept.block > 0).float()
         judge_loss = self.judge_step(x0.detach(), keys, place, judged, reduce)
         own = (kept.block - bank.given).clamp_min(0)
-        trust = judged * known * TRUST_DECAY**own
+        certain = bank.certain(keys, told[2], truth.shape[-1])[:, :, None, None]
+        trust = (judged * known).view(-1, 1, 1, 1, 1) * torch.where(
+            certain, 1.0, (TRUST_DECAY**own).view(-1, 1, 1, 1, 1)
+        )
         error, grade = self._pull(x0, truth, keys, place, judged, trust, strength)
         self.move_on(x0.detach(), truth, told)
         plain = (gradient_energy(bank.last) < PLAIN * bank.expected[bank.place]).float().mean()
@@ -166,6 +198,7 @@ class Student:
             level = final.new_full(final.shape[:2], self.config.context_noise)
             _, k, v = self.cached(final, level, *told)
         kept.write(k, v, told[2])
+        bank.look(told[0], told[2], follow)
         bank.last = final[:, -1]
         bank.restart(self.pool, kept.block >= bank.life)
 
@@ -206,9 +239,10 @@ class Student:
         (by_judge,) = torch.autograd.grad(-score.sum(), shown)
         size_truth = by_truth.square().mean().sqrt()
         size_judge = by_judge.square().mean((1, 2, 3, 4), keepdim=True).sqrt().mean()
-        pull = by_truth * trust.view(-1, 1, 1, 1, 1)
-        weight = (judged * (1 - YIELD * trust)).view(-1, 1, 1, 1, 1)
+        pull = by_truth * trust
+        weight = judged.view(-1, 1, 1, 1, 1) * (1 - YIELD * trust)
         push = by_judge * (weight * strength * ADVERSARIAL * size_truth / (size_judge + 1e-12))
         x0.backward((pull + push) / len(x0))
-        known = trust.sum().clamp_min(1e-6)
-        return (error.detach() * trust).sum() / known, (score.detach() * judged).sum() / judged.sum().clamp_min(1)
+        share = trust.mean((1, 2, 3, 4))
+        known = (error.detach() * share).sum() / share.sum().clamp_min(1e-6)
+        return known, (score.detach() * judged).sum() / judged.sum().clamp_min(1)

@@ -1,9 +1,9 @@
 """Stage A: teacher-forced denoising of whole clips in one masked pass.
 
-Owns: the sequence of clean and noised blocks, its mask, the corruption of the context, and the
-loss. Clean block i sees the clean blocks i - window + 1 .. i; noised block i sees the clean
-blocks before it in the window, and itself: what a cache would show it. The first block is never
-a target (a session starts from a picture) and the last never context.
+Owns: the sequence of clean and noised blocks, its masks (one for each window of a layer), the corruption
+of the context, and the loss. Clean block i sees the clean blocks i - window + 1 .. i; noised block i
+sees the clean blocks before it in the window, and itself: what a cache would show it. The first block
+is never a target (a session starts from a picture) and the last never context.
 
 Legend: sequence = clean blocks 0 .. n - 2, then noised blocks 1 .. n - 1.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from realtime_omni.models.tiny_world.network import Attend, NetworkConfig, TinyWorldNet, poses
 from realtime_omni.models.tiny_world.sampler import add_noise
@@ -24,42 +24,48 @@ PURE_NOISE = 0.6  # share of blocks trained exactly at level 1: the only sampler
 CONTEXT_NOISE = 0.2
 
 
-def visible(config: NetworkConfig, blocks: int, query: Tensor, key: Tensor) -> Tensor:
-    """Whether token `query` sees token `key` of the sequence (broadcast index tensors)."""
+def visible(config: NetworkConfig, window: int, blocks: int, query: Tensor, key: Tensor) -> Tensor:
+    """Whether token `query` sees token `key` of the sequence (broadcast index tensors) in a layer of `window` frames."""
     tokens = config.frames_per_block * config.tokens_per_frame
     half = (blocks - 1) * tokens
     query_noised, key_noised = query >= half, key >= half
     query_block = torch.where(query_noised, (query - half) // tokens + 1, query // tokens)
     key_block = torch.where(key_noised, (key - half) // tokens + 1, key // tokens)
-    near = query_block - key_block < config.window_frames // config.frames_per_block
-    clean = ~key_noised & torch.where(query_noised, key_block < query_block, key_block <= query_block)
-    return near & (clean | (query_noised & key_noised & (key_block == query_block)))
+    dense, far = config.blocks_behind(window)
+    age, last = query_block - key_block, key % tokens >= tokens - config.tokens_per_frame
+    near = (age <= dense) | (last & (age <= far))
+    clean = ~key_noised & torch.where(query_noised, age > 0, age >= 0)
+    return near & (clean | (query_noised & key_noised & (age == 0)))
 
 
 def dense_attend(config: NetworkConfig, blocks: int, device: torch.device | str) -> Attend:
-    """The mask as one matrix: for tests and the CPU."""
+    """The masks as matrices: for tests and the CPU."""
     index = torch.arange(2 * (blocks - 1) * config.frames_per_block * config.tokens_per_frame, device=device)
-    mask = visible(config, blocks, index[:, None], index[None])
+    masks = {w: visible(config, w, blocks, index[:, None], index[None]) for w in set(config.window_of_layers)}
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = functional.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask)
-        return out.transpose(1, 2)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        mask = masks[config.window_of_layers[layer]]
+        return functional.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2)
 
     return attend
 
 
 def flex_attend(config: NetworkConfig, blocks: int, device: torch.device | str) -> Attend:
-    """The mask block-sparse, for compiled training on CUDA."""
+    """The masks block-sparse, for compiled training on CUDA."""
     length = 2 * (blocks - 1) * config.frames_per_block * config.tokens_per_frame
 
-    def rule(batch, head, query, key):
-        return visible(config, blocks, query, key)
+    def mask_of(window: int) -> BlockMask:
+        def rule(batch, head, query, key):
+            return visible(config, window, blocks, query, key)
 
-    mask = create_block_mask(rule, None, None, length, length, device=str(device))
+        return create_block_mask(rule, None, None, length, length, device=str(device))
+
+    masks = {window: mask_of(window) for window in set(config.window_of_layers)}
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        out = flex_attention(q, k, v, block_mask=mask)
+        out = flex_attention(q, k, v, block_mask=masks[config.window_of_layers[layer]])
         return out.transpose(1, 2)
 
     return attend

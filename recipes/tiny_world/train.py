@@ -36,11 +36,13 @@ from recipes.tiny_world.teacher import TeacherPass, dense_attend, flex_attend, t
 
 EMA_A, EMA_B = 0.999, 0.999
 WARMUP_STEPS = 200
-LAYER_WINDOWS = (24, 9, 9, 9, 9, 9, 24, 24)  # frames that each layer sees in stage B and when served (DECISIONS 71)
+SHIPPED = {"window_frames": 75, "layer_windows": (75, 9, 9, 9, 9, 9, 75, 75), "dense_frames": 9}
+"""What each layer sees (DECISIONS 71): a full turn, the far part of it by the last frames of its blocks."""
 DECAY_FROM = 0.5  # of a stage's time: constant before, linear to a twentieth after
 BLEND = 0.5  # of the exported weights between stage A and stage B: B's firmness in long runs without its speckles
-PLAYERS = (Player(), CLIP_PLAYER, Player(), CLIP_PLAYER, Player(heed=0.03, forward=0.75))
-"""Two in five wander, two play as the evaluation does (on other maps), one stays in front of walls."""
+STANDING = Player(standing=1.0, one_way=0.5, turning=0.8, looking=0.08, switch=0.01)
+PLAYERS = (Player(), CLIP_PLAYER, STANDING, Player(), CLIP_PLAYER, STANDING, Player(heed=0.03, forward=0.75))
+"""Two in seven wander, two play as the evaluation does (on other maps), two turn on the spot, one stays in front of walls."""
 TEACHER_EVERY = 4  # in stage B one step in so many is a stage A step, the anchor
 
 
@@ -82,7 +84,7 @@ class Run:
 
     def __init__(self, args: argparse.Namespace, team: Team) -> None:
         self.args, self.team = args, team
-        self.config = tiny_config() if args.tiny else NetworkConfig(layer_windows=LAYER_WINDOWS)
+        self.config = tiny_config() if args.tiny else NetworkConfig(**SHIPPED)
         torch.manual_seed(args.seed)
         self.net = TinyWorldNet(self.config).to(team.device)
         self.began = time.monotonic()
@@ -278,7 +280,7 @@ def stage_b(run: Run, pool: ClipPool, model: nn.Module, student: Student, bench:
         if time.monotonic() - run.saved_at > 120:
             run.save(optimizers, steps, spent)
             export(student.judge.state_dict(), run.out / "judge.safetensors")
-            run.note("check", steps, spent, **clip_numbers(bench.clips(run.ema)))
+            run.note("check", steps, spent, **clip_numbers(bench.clips(run.ema)), **bench.turns(run.ema))
     run.save(optimizers, steps, spent, done=True)
     export(student.judge.state_dict(), run.out / "judge.safetensors")
     if run.team.rank == 0:
@@ -294,7 +296,7 @@ def clip_numbers(scores: dict) -> dict[str, float]:
 
 def compare_ends(run: Run, bench: Bench, found: dict[str, dict[str, Tensor]]) -> None:
     """Clips of all, then walks of the end and of the blend, and pictures of them, while --stop-at-s allows."""
-    scores = {name: bench.clips(weights) for name, weights in found.items()}
+    scores = {name: bench.clips(weights) | bench.turns(weights) for name, weights in found.items()}
     print(json.dumps(scores), flush=True)
     took = 0.0
     for name in ("end", "blend"):
@@ -318,11 +320,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds-a", type=float, default=440)
     parser.add_argument("--seconds-b", type=float, default=260)
-    parser.add_argument("--batch", type=int, default=64, help="clips a step and GPU in stage A")
+    parser.add_argument("--batch", type=int, default=20, help="clips a step and GPU in stage A")
     parser.add_argument("--rows", type=int, default=64, help="rolling rows a GPU in stage B")
     parser.add_argument("--pool", type=int, default=12000, help="clips kept a GPU")
     parser.add_argument("--pool-seconds", type=float, default=50)
-    parser.add_argument("--frames", type=int, default=30, help="frames of a clip")
+    parser.add_argument("--frames", type=int, default=90, help="frames of a clip")
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=1e-3)
     parser.add_argument("--two-steps", type=float, default=0.0, help="share of stage B steps with two sampler steps")

@@ -103,6 +103,17 @@ class NetworkConfig:
     def head_dim(self) -> int:
         return self.width // self.heads
 
+    @property
+    def window_of_layers(self) -> tuple[int, ...]:
+        """Frames that each layer sees."""
+        return self.layer_windows or (self.window_frames,) * self.layers
+
+    def blocks_behind(self, window: int) -> tuple[int, int]:
+        """Of a layer that sees `window` frames: (blocks before its own seen whole, blocks seen at all)."""
+        seen = window // self.frames_per_block - 1
+        dense = seen if self.dense_frames is None else self.dense_frames // self.frames_per_block - 1
+        return min(dense, seen), seen
+
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
