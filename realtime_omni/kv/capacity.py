@@ -64,7 +64,9 @@ class KVSpec:
     ``scratch_tokens_per_branch`` are tokens beside the frames that are attended to and never committed
     (action registers). ``opening_frames``: with ``reset_at_boundary``, frames of the block that begins a window, where
     it is shorter than the others. ``layer_windows``: frames that each layer sees beside the sinks, a block's own
-    included, where a layer sees fewer than ``window_frames``; all layers keep the same frames.
+    included, where a layer sees fewer than ``window_frames``; all layers keep the same frames. ``dense_frames``: of the
+    window, how many of the newest are seen whole, the block's own included (whole blocks); of every block before them its
+    last frame alone, in every layer. None: all are.
     """
 
     num_layers: int
@@ -87,6 +89,7 @@ class KVSpec:
     rewind_blocks: int = 1
     opening_frames: int | None = None
     layer_windows: tuple[int, ...] = ()
+    dense_frames: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_kv_heads", "head_dim", "requested_sessions", "dtype_bytes", "max_in_flight"):
@@ -108,6 +111,10 @@ class KVSpec:
             if cache.num_tokens < 1 or (cache.num_kv_heads is not None and cache.num_kv_heads < 1):
                 raise ValueError(f"cross-attention cache {cache.name!r} needs at least one token and one head")
         _ = self.window  # validates the frame counts
+        if self.dense_frames is not None and self.rewrite_frames:
+            raise ValueError(
+                "dense_frames: earlier blocks that are written anew would see frames that the window lacks"
+            )
         if self.layer_windows and len(self.layer_windows) != self.num_layers:
             raise ValueError(f"{len(self.layer_windows)} layer windows for {self.num_layers} layers")
         if not all(self.frames_per_block <= frames <= self.window_frames for frames in self.layer_windows):
@@ -149,6 +156,7 @@ class KVSpec:
             reset_at_boundary=self.reset_at_boundary,
             rewind_blocks=self.rewind_blocks,
             opening_frames=self.opening_frames,
+            dense_frames=self.dense_frames,
         )
 
     @property

@@ -18,6 +18,9 @@ The block sees ``S + W`` frames *including itself*, as the official ring buffer 
 is retained on purpose: a rewind by a block then finds the exact context that block had. ``rewind_blocks = R`` retains
 ``(R - 1) F`` frames more, for a rewind by ``R`` blocks. Storage is O(S + W + R F) however long the session runs; the
 absolute index is a number kept apart from storage and simply grows.
+
+With ``dense_frames = D`` a window is dense near and thin far: of what is older than its newest ``D`` frames, the block's own
+included, a block sees only the last frame of each block (``index % F == F - 1``), and all of the sink as ever.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ class FrameRef(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class WindowGeometry:
-    """Sizes of a window, in frames and tokens. Raises ValueError when they do not make one."""
+    """Sizes of a window, in frames and tokens; without ``dense_frames`` all of it is dense. Raises ValueError when they do not
+    make one."""
 
     sink_frames: int
     window_frames: int
@@ -55,6 +59,7 @@ class WindowGeometry:
     reset_at_boundary: bool = False
     rewind_blocks: int = 1
     opening_frames: int | None = None
+    dense_frames: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("window_frames", "frames_per_block", "tokens_per_frame", "page_tokens", "rewind_blocks"):
@@ -66,6 +71,7 @@ class WindowGeometry:
             raise ValueError(
                 f"window_frames={self.window_frames} must hold a block of frames_per_block={self.frames_per_block}"
             )
+        self._check_dense()
         opening = self.opening_frames
         if opening is None:
             return
@@ -75,6 +81,15 @@ class WindowGeometry:
             raise ValueError(
                 f"window_frames={self.window_frames} is not {opening} and blocks of {self.frames_per_block} frames"
             )
+
+    def _check_dense(self) -> None:
+        dense, block = self.dense_frames, self.frames_per_block
+        if dense is None:
+            return
+        if dense % block or not 0 < dense <= self.window_frames:
+            raise ValueError(f"dense_frames={dense} must be whole blocks of {block}, at most the window")
+        if block == 1 or self.reset_at_boundary:
+            raise ValueError("dense_frames: needs blocks of several frames and a window that slides")
 
     @property
     def pages_per_frame(self) -> int:
@@ -112,6 +127,22 @@ class WindowGeometry:
         """Index of the oldest non-sink frame that the next block sees: ``max(S, n - (W - F))``, but never evicted."""
         oldest = max(self.sink_frames, completed - (self.window_frames - self.frames_per_block))
         return max(oldest, self._boundary(completed))
+
+    def dense_from(self, completed: int) -> int:
+        """Index of the oldest non-sink frame from which on the next block sees every one: ``max(S, n - (D - F))``."""
+        dense = self.window_frames if self.dense_frames is None else self.dense_frames
+        return max(self.seen_from(completed), completed - (dense - self.frames_per_block))
+
+    def ends_block(self, index: int) -> bool:
+        """Whether a frame is the last of its block: of what is older than the dense part, these are seen."""
+        return index % self.frames_per_block == self.frames_per_block - 1
+
+    @property
+    def seen_frames(self) -> int:
+        """The most frames that a block sees beside itself, sinks included; it does so as soon as its window is full."""
+        dense = self.window_frames if self.dense_frames is None else self.dense_frames
+        thin = -(-(self.window_frames - dense) // self.frames_per_block)
+        return self.sink_frames + dense - self.frames_per_block + thin
 
     def restored(self, completed: int, indices: Sequence[int]) -> tuple[int, ...]:
         """Which of the saved frames ``indices`` a table keeps that goes on after ``completed`` frames.
@@ -193,8 +224,14 @@ class WindowTable:
     def visible(self) -> tuple[FrameRef, ...]:
         """The committed frames that the current block attends to beside itself, oldest first, without those that it writes
         anew."""
-        first, last = self.geometry.seen_from(self._completed), self._completed - self._rewritten
-        return (*self._sink, *(frame for frame in self._tail if first <= frame.index < last))
+        size, last = self.geometry, self._completed - self._rewritten
+        first, dense = size.seen_from(self._completed), size.dense_from(self._completed)
+        seen = (
+            frame
+            for frame in self._tail
+            if first <= frame.index < last and (frame.index >= dense or size.ends_block(frame.index))
+        )
+        return (*self._sink, *seen)
 
     def ring(self) -> array[int]:
         """The first page of every frame that the current block sees and of its own, int32 by ``ring_place``. Made when it is

@@ -2,7 +2,8 @@
 
 It knows nothing of pages, windows, plans or torch's attention functions: keys and values of every token ever committed are
 kept in one growing tensor, and a block sees the tokens whose frame number is among the first ``sink`` or the last ``window``
-of all frames including its own. Computed in float64.
+of all frames including its own, and of the latter, where they are older than the last ``dense``, ends a block. Computed in
+float64.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from torch import Tensor
 class DenseCache:
     """The whole past of one row in one layer."""
 
-    def __init__(self, sink_frames: int, window_frames: int, tokens_per_frame: int) -> None:
+    def __init__(
+        self, sink_frames: int, window_frames: int, tokens_per_frame: int, dense_frames: int | None = None
+    ) -> None:
         self.sink = sink_frames
         self.window = window_frames
         self.tokens = tokens_per_frame
+        self.dense = dense_frames
         self.k: Tensor | None = None
         self.v: Tensor | None = None
 
@@ -26,7 +30,13 @@ class DenseCache:
         block_frames = k.shape[0] // self.tokens
         past = 0 if self.k is None else self.k.shape[0] // self.tokens
         total = past + block_frames
-        chosen = [f for f in range(past) if f < self.sink or f >= total - self.window]
+        dense = self.window if self.dense is None else self.dense
+        chosen = [
+            f
+            for f in range(past)
+            if f < self.sink
+            or (f >= total - self.window and (f >= total - dense or f % block_frames == block_frames - 1))
+        ]
         at = torch.tensor([f * self.tokens + t for f in chosen for t in range(self.tokens)], dtype=torch.int64)
         keys, values = k.double(), v.double()
         if self.k is not None and self.v is not None:

@@ -47,7 +47,7 @@ class Room:
             self.book.begin(session)
             size = self.spec
             self.dense[session] = [
-                DenseCache(size.sink_frames, window, size.tokens_per_frame)
+                DenseCache(size.sink_frames, window, size.tokens_per_frame, size.dense_frames)
                 for window in size.layer_windows or (size.window_frames,) * size.num_layers
             ]
 
@@ -117,6 +117,58 @@ def test_layers_of_smaller_windows_equal_dense_caches_of_those(windows, page, ca
         room.tick("a", "b")
 
 
+@pytest.mark.parametrize("cache_history", [True, False])
+@pytest.mark.parametrize(
+    ("dense", "windows", "sink", "page"), [(6, (), 0, 16), (3, (), 3, 1), (3, (15, 9), 0, 5), (6, (3, 12), 4, 16)]
+)
+def test_of_what_is_older_than_the_dense_part_the_last_frame_of_each_block_is_seen(
+    dense, windows, sink, page, cache_history
+):
+    """Two sessions out of step, over a window of five blocks; also where a layer's window is smaller than either part."""
+    backend = SdpaBackend(cache_history=cache_history)
+    room = Room(backend=backend, tokens=5, page=page, window=15, sink=sink, dense_frames=dense, layer_windows=windows)
+    room.begin("a", "b")
+    room.tick("a")
+    for _ in range(8):
+        room.tick("a", "b")
+
+
+def test_a_layers_window_is_counted_from_the_block_also_where_the_frame_before_it_is_not_seen():
+    """After blocks of two frames, which end no block: of frames 0 to 3 only 2 is seen, and from frame 6 it is four away."""
+    room = Room(window=15, sink=0, dense_frames=3)
+    room.begin("a")
+    for _ in range(2):
+        room.book.commit(room.book.plan_block("a", frames=2))
+    row = RowPlan.of(room.book.plan_block("a").branches[0])
+    assert [frame.index for frame in row.seen] == [2]
+    assert row.within(4, 0).seen == ()
+    assert row.within(5, 0).seen == row.history
+
+
+def test_a_full_thin_window_fills_memory_that_is_used_again_with_what_is_seen():
+    """What recorded passes do: three sessions with full windows, gathered into memory of one shape, twice."""
+    room = Room(dtype=torch.float32, tokens=5, page=16, window=15, sink=1, dense_frames=6)
+    room.begin("a", "b", "c")
+    history = None
+    for tick in range(8):
+        rows = [RowPlan.of(room.book.plan_block(session).branches[0]) for session in "abc"]
+        plan = room.backend.plan(rows, room.storage)
+        full = plan.full_window([0, 1, 2])
+        assert full == (((1 + 3 + 3) * 5, 15) if tick >= 4 else None)
+        if full is not None:
+            history = plan.new_history(3, sum(full)) if history is None else history
+            plan.gather_into([0, 1, 2], history)
+            q, k, v = room.qkv(3, 15)
+            out = plan.attend(1, q, k, v, rows=[0, 1, 2], commit=False)
+            want = [room.dense[s][1].attend(q[at], k[at], v[at]) for at, s in enumerate("abc")]
+            torch.testing.assert_close(out.double(), torch.stack(want), rtol=0, atol=1e-5)
+        plan.close()
+        for session in "abc":
+            room.book.rollback(room.book._open[session])
+        room.tick("a", "b", "c", probes=0)
+    assert history is not None
+
+
 @pytest.mark.parametrize("windows", [(9,), (9, 2), (9, 10)])
 def test_layer_windows_that_fit_no_layer_or_window_are_refused(windows):
     with pytest.raises(ValueError, match="layer windows"):
@@ -131,10 +183,11 @@ def test_queries_may_have_more_heads_than_keys():
         room.tick("a", "b", q_heads=6)
 
 
+@pytest.mark.parametrize(("window", "dense"), [(6, None), (12, 3)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_batch_of_three_equals_three_batches_of_one(dtype):
+def test_a_batch_of_three_equals_three_batches_of_one(dtype, window, dense):
     """Bit for bit in float64, to 1e-5 in float32; rows at different depths, two of them equal."""
-    room = Room(dtype=dtype, sink=1, window=6)
+    room = Room(dtype=dtype, sink=1, window=window, dense_frames=dense)
     room.begin("a", "b", "c")
     for sessions in ("a", "ab", "abc", "a"):
         room.tick(*sessions)

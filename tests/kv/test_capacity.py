@@ -219,6 +219,7 @@ def test_b2_the_capacity_is_the_largest_that_the_formula_allows(available):
         {"cross_attention": (CrossAttentionSpec("text", 1), CrossAttentionSpec("text", 2))},
         {"cross_attention": (CrossAttentionSpec("text", 0),)},
         {"cross_attention": (CrossAttentionSpec("text", 1, num_kv_heads=0),)},
+        {"window_frames": 9, "dense_frames": 3, "rewrite_frames": 3},
     ],
 )
 def test_a_geometry_that_cannot_be_is_refused(change):

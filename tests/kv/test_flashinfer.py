@@ -56,18 +56,21 @@ class Kernels:
 
 @pytest.mark.req("AC-27")
 @pytest.mark.parametrize(
-    ("tokens", "page", "extra", "windows"),
+    ("tokens", "page", "extra", "windows", "thin"),
     [
-        (39, 16, 0, ()),
-        (40, 16, 0, ()),
-        (40, 16, 5, ()),
-        (16, 16, 9, ()),
-        (6, 4, 1, ()),
-        (5, 16, 0, ()),
-        (6, 4, 1, (3, 5)),
+        (39, 16, 0, (), None),
+        (40, 16, 0, (), None),
+        (40, 16, 5, (), None),
+        (16, 16, 9, (), None),
+        (6, 4, 1, (), None),
+        (5, 16, 0, (), None),
+        (6, 4, 1, (3, 5), None),
+        (6, 4, 1, (), 2),
+        (6, 4, 0, (4, 5), 2),
+        (5, 16, 0, (), 4),
     ],
 )
-def test_the_listed_pages_are_exactly_the_visible_tokens(tokens, page, extra, windows):
+def test_the_listed_pages_are_exactly_the_visible_tokens(tokens, page, extra, windows, thin):
     """Nine blocks of two sessions out of step, across sink and window; the numbers equal a dense cache in float64."""
     spec = KVSpec(
         num_layers=2,
@@ -82,11 +85,12 @@ def test_the_listed_pages_are_exactly_the_visible_tokens(tokens, page, extra, wi
         dtype_bytes=8,
         max_in_flight=2,
         layer_windows=windows,
+        dense_frames=thin,
     )
     book = KVBook(spec, sessions=2)
     managed = book.pool.statistics().total
     storage = KVStorage(spec, managed + spec.scratch_pages, dtype=torch.float64)
-    dense = {name: [DenseCache(1, window, tokens) for window in windows or (5, 5)] for name in "ab"}
+    dense = {name: [DenseCache(1, window, tokens, thin) for window in windows or (5, 5)] for name in "ab"}
     kernels = Kernels()
     for name in "ab":
         book.begin(name)
@@ -118,7 +122,9 @@ def test_the_listed_pages_are_exactly_the_visible_tokens(tokens, page, extra, wi
 def reference(cache: DenseCache, q: Tensor, k: Tensor, v: Tensor, tokens: int) -> Tensor:
     """The dense rule with extra tokens: the past that a block of two frames selects, then everything the row brought."""
     past = 0 if cache.k is None else cache.k.shape[0] // tokens
-    chosen = [f for f in range(past) if f < cache.sink or f >= past + 2 - cache.window]
+    near = past + 2 - (cache.window if cache.dense is None else cache.dense)
+    recent = [f for f in range(past) if f >= past + 2 - cache.window and (f >= near or f % 2 == 1)]
+    chosen = sorted({*range(min(cache.sink, past)), *recent})
     at = [f * tokens + t for f in chosen for t in range(tokens)]
     whole = DenseCache(0, 1, 1)
     if at:

@@ -10,8 +10,8 @@ from realtime_omni.kv.blocks import NULL_PAGE, PagePool
 from realtime_omni.kv.window import FrameRef, WindowGeometry, WindowTable
 
 
-def geometry(sink=3, window=9, block=3, tokens=1, page=1, reset=False, rewind_blocks=1) -> WindowGeometry:
-    return WindowGeometry(sink, window, block, tokens, page, reset, rewind_blocks)
+def geometry(sink=3, window=9, block=3, tokens=1, page=1, reset=False, rewind_blocks=1, dense=None) -> WindowGeometry:
+    return WindowGeometry(sink, window, block, tokens, page, reset, rewind_blocks, dense_frames=dense)
 
 
 def table(size: WindowGeometry, pages: int | None = None) -> WindowTable:
@@ -77,6 +77,42 @@ def test_the_block_sees_what_a_full_history_with_an_index_rule_would_select(sink
         window.commit()
         kept = sorted({*everything[:sink], *everything[max(0, len(everything) - window_frames) :]})
         assert indices(window.retained()) == kept
+
+
+def thin(frames: list[int], end: int, dense: int, block: int) -> list[int]:
+    """Those that are among the last ``dense`` before ``end``, or end a block."""
+    return [f for f in frames if f >= end - dense or f % block == block - 1]
+
+
+@pytest.mark.parametrize("sink", [0, 1, 3, 5])
+@pytest.mark.parametrize(("window_frames", "block", "dense"), [(15, 3, 6), (12, 3, 3), (9, 3, 9), (8, 2, 4), (7, 2, 4)])
+def test_beyond_its_dense_part_a_block_sees_one_frame_of_each_block(sink, window_frames, block, dense):
+    """The rule, from the side of the frames: the first S, and of the last W those that :func:`thin` leaves."""
+    size = geometry(sink, window_frames, block, dense=dense)
+    window = table(size)
+    for number in range(14):
+        end = block * (number + 1)
+        selected = {*range(sink), *thin(list(range(max(0, end - window_frames), end)), end, dense, block)}
+        current = indices(window.reserve(block))
+        assert [*indices(window.visible()), *current] == sorted(i for i in selected if i < end)
+        window.commit()
+        window.check()
+    assert len(window.visible()) == size.seen_frames
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"dense": 0},
+        {"dense": 2},
+        {"dense": 12},
+        {"dense": 3, "reset": True},
+        {"dense": 3, "block": 1},
+    ],
+)
+def test_a_dense_part_that_makes_no_window_is_refused(how):
+    with pytest.raises(ValueError, match="dense_frames"):
+        geometry(**how)
 
 
 def test_pages_of_16_do_not_divide_1560_tokens_and_no_page_straddles_two_frames():

@@ -32,8 +32,9 @@ class RowPlan:
 
     ``tokens`` counts everything the row brings to a pass: the tokens of ``frames`` first, then any extra ones (action
     registers), which are attended to and never committed. ``scratch`` and ``extra`` are where a paged kernel may put
-    them, ``ahead`` where it may put those of a pass that looks ahead. ``window``: frames that are seen at most beside the
-    first ``sinks``, the pass's own included; None: all that is there.
+    them, ``ahead`` where it may put those of a pass that looks ahead. ``history`` has what the block is shown: of the older
+    part perhaps the last frame of each block alone (``KVSpec.dense_frames``). ``window``: of that, a layer sees what lies
+    within so many frames, the pass's own included, and the first ``sinks``; None: all.
     """
 
     history: tuple[FrameRef, ...]
@@ -64,22 +65,23 @@ class RowPlan:
     @property
     def seen(self) -> tuple[FrameRef, ...]:
         """What a pass sees beside its own tokens."""
-        return self._newest(self.history)
+        return self._newest(self.history, 1)
 
     @property
     def seen_ahead(self) -> tuple[FrameRef, ...]:
-        """What a pass that looks ahead sees beside its own tokens, which are a block too."""
-        return self._newest((*self.history, *self.frames))
+        """What a pass that looks ahead sees beside its own tokens, which are a block too; as thin as the block saw it."""
+        return self._newest((*self.history, *self.frames), 1 + len(self.frames))
 
     @property
     def history_tokens(self) -> int:
         """Tokens of history that the row sees."""
         return sum(frame.tokens for frame in self.seen)
 
-    def _newest(self, before: tuple[FrameRef, ...]) -> tuple[FrameRef, ...]:
-        if self.window is None or not before:
+    def _newest(self, before: tuple[FrameRef, ...], beyond: int) -> tuple[FrameRef, ...]:
+        """Of what is before a pass; its tokens end so many frames ``beyond`` the block's last index."""
+        if self.window is None:
             return before
-        first = before[-1].index + 1 + len(self.frames) - self.window
+        first = self.frames[-1].index + beyond - self.window
         return tuple(frame for frame in before if frame.index < self.sinks or frame.index >= first)
 
     @property

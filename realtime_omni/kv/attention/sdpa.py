@@ -7,7 +7,8 @@ pass then copies only its own tokens behind it::
 
     buffer [rows, heads, history | current, head_dim]       gathered once | overwritten by each pass
 
-A layer whose window is smaller (``KVSpec.layer_windows``) gathers that much.
+A layer whose window is smaller (``KVSpec.layer_windows``) gathers that much; of a window that is thin far away, nobody gathers
+what no layer sees.
 
 Gathering follows contiguous runs of slots, so a window whose pages lie together costs one copy, and goes by index where
 they are many and short. The order is always frame order, never page order, so where pages happen to lie cannot change a bit of
@@ -206,7 +207,7 @@ class SdpaPlan:
 
         None otherwise, and in float64, whose rows are computed one by one, and where layers have windows of their own."""
         spec = self._storage.spec
-        most = (spec.sink_frames + spec.window_frames - spec.frames_per_block) * spec.tokens_per_frame
+        most = spec.window.seen_frames * spec.tokens_per_frame
         shapes = {(self._rows[row].history_tokens, self._rows[row].tokens) for row in rows}
         if len(shapes) != 1 or self._storage.dtype == torch.float64 or len(self._windows) > 1:
             return None

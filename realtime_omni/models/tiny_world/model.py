@@ -337,6 +337,7 @@ def _spec(config: NetworkConfig, fps: float, dtype: torch.dtype) -> ModelSpec:
             window_frames=config.window_frames,
             sink_frames=config.sink_frames,
             layer_windows=config.layer_windows,
+            dense_frames=config.dense_frames,
             model_owned_bytes_per_session=(
                 dtype.itemsize * config.frames_per_block * (3 * config.image_size**2 + len(KEYS))
             ),

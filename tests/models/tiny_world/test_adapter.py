@@ -80,7 +80,7 @@ class PlainWorld:
         self.net, self.config, self.seed, self.place = net, net.config, seed, place
         c = net.config
         windows = c.layer_windows or (c.window_frames,) * c.layers
-        self.caches = [DenseCache(c.sink_frames, window, c.tokens_per_frame) for window in windows]
+        self.caches = [DenseCache(c.sink_frames, window, c.tokens_per_frame, c.dense_frames) for window in windows]
         self.frame, self.heading = 0, torch.zeros(1, 2, dtype=torch.long)
         still = torch.zeros(1, FRAMES, len(KEYS))
         self._write(start.expand(1, FRAMES, -1, -1, -1), still, chunk=-1)
@@ -142,7 +142,17 @@ def held(*keys: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"sink_frames": 3, "window_frames": 6}, {"context_noise": 0.1}, {"layer_windows": (3, 9)}], ids=str
+    "changes",
+    [
+        {},
+        {"sink_frames": 3, "window_frames": 6},
+        {"context_noise": 0.1},
+        {"layer_windows": (3, 9)},
+        {"dense_frames": 3},
+        {"dense_frames": 3, "layer_windows": (6, 9)},
+        {"dense_frames": 3, "sink_frames": 3, "window_frames": 12},
+    ],
+    ids=str,
 )
 def test_a_rollout_through_the_engine_equals_a_plain_loop_with_dense_attention(
     starts: dict[str, np.ndarray], changes: dict[str, Any]
