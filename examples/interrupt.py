@@ -9,6 +9,7 @@ the words that were heard. No microphone, no weights; a real model in its place 
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import numpy as np
 
@@ -61,4 +62,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

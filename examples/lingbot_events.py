@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +27,7 @@ import numpy as np
 from msgspec import Meta
 
 from realtime_omni import ControlInput, SessionEvent, SessionManager
+from realtime_omni.errors import ArgumentError, ConfigError
 
 KEYS = "lingbot.camera_actions.v1"
 MAX_LINE = 1 << 20
@@ -76,7 +78,7 @@ def read_event(text: str, frames_per_block: int) -> SessionEvent:
 
 
 async def run(manager: SessionManager, events: list[SessionEvent], out: Path, **session: Any) -> dict[str, Any]:
-    """Write every chunk's two files to ``out``; the summary. ``session``: for ``create_session`` (prompt, seed, image)."""
+    """Write every chunk's two files to .`out``; the summary. ``session``: for ``create_session`` (prompt, seed, image)."""
     async with manager:
         world = await manager.create_session(outputs=("latents",), **session)
         rows = [await step(world, event, out) for event in events]
@@ -118,7 +120,6 @@ async def step(world: Any, event: SessionEvent, out: Path) -> dict[str, Any]:
 def keep(out: Path, name: str, row: dict[str, Any], latents: np.ndarray | None = None) -> None:
     from safetensors.numpy import save_file
 
-    out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.json").write_text(json.dumps(row, indent=1) + "\n")
     if latents is not None:
         save_file({"latents": np.ascontiguousarray(latents)}, out / f"{name}.safetensors")
@@ -134,10 +135,14 @@ def main() -> None:
     parser.add_argument("--image", type=Path, help="what the world starts from")
     parser.add_argument("--seed", type=int, default=42)
     args = parser.parse_args()
-    manager = SessionManager.from_recipe(args.model, args.set)
-    events = read_events(args.events, int(manager.config.options.get("frames_per_block", 3)))
-    session = {"prompt": args.prompt, "seed": args.seed, "image": None if args.image is None else picture(args.image)}
-    print(asyncio.run(run(manager, events, args.out, **session)))
+    try:
+        manager = SessionManager.from_recipe(args.model, args.set)
+        events = read_events(args.events, int(manager.config.options.get("frames_per_block", 3)))
+        args.out.mkdir(parents=True, exist_ok=True)
+        image = None if args.image is None else picture(args.image)
+        print(asyncio.run(run(manager, events, args.out, prompt=args.prompt, seed=args.seed, image=image)))
+    except (ConfigError, ArgumentError, OSError) as error:  # what is not there or cannot be read, a bad seed
+        parser.error(str(error))
 
 
 def picture(path: Path) -> np.ndarray:
@@ -147,4 +152,7 @@ def picture(path: Path) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

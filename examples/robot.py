@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import time
 
 import numpy as np
 
-from realtime_omni_client import ConnectError, PolicyStream
+from realtime_omni_client import PolicyServerError, PolicyStream, WorldError
 
 REPLAN_EVERY = 4
 
@@ -54,12 +55,19 @@ def main() -> None:
     parser.add_argument("--hz", type=float, default=15.0)
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args()
+    if not 0 < options.hz <= 1000:
+        parser.error("--hz: above 0, up to 1000")
+    if options.steps < 1:
+        parser.error("--steps: 1 or more")
     try:
         executed, held = asyncio.run(drive(options.url, options.hz, options.steps))
-    except ConnectError as error:
+    except (WorldError, PolicyServerError) as error:  # no server, a refusal, a lost connection
         raise SystemExit(f"{options.url}: {error}") from None
     print(f"{executed} actions executed, {held} steps held still")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

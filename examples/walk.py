@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import sys
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from realtime_omni import ControlInput, SessionEvent, SessionManager
+from realtime_omni.errors import ArgumentError
 
 
 def keys_for(chunk: int) -> list[str]:
@@ -50,17 +54,33 @@ def contact_sheet(frames: np.ndarray, columns: int = 4) -> Image.Image:
     return Image.fromarray(sheet)
 
 
+def picture_path(text: str) -> str:
+    """A type for argparse: where a picture can be written."""
+    path = Path(text)
+    if path.suffix.lower() not in (".png", ".jpg", ".webp") or not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r}: a .png, .jpg or .webp in a folder that can be written to")
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompt", default="a snowy valley")
     parser.add_argument("--chunks", type=int, default=16)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--out", default="walk.png")
+    parser.add_argument("--out", type=picture_path, default="walk.png")
     args = parser.parse_args()
-    sheet = contact_sheet(asyncio.run(walk(args.prompt, args.chunks, args.seed)))
-    sheet.save(args.out)
+    if args.chunks < 1:
+        parser.error("--chunks: 1 or more")
+    try:
+        frames = asyncio.run(walk(args.prompt, args.chunks, args.seed))
+    except ArgumentError as error:  # a seed or a prompt that is none
+        parser.error(f"--{error}")
+    contact_sheet(frames).save(args.out)
     print(f"wrote {args.out}")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -12,11 +12,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import os
+import sys
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from realtime_omni import ControlInput, SessionEvent, SessionManager
+from realtime_omni.errors import ArgumentError
 
 PROMPT = "a snowy valley"
 BRANCHES = ("sandstone ruins in a desert", "a city street at night", None)
@@ -77,16 +81,33 @@ def contact_sheet(frames: np.ndarray, past: int) -> Image.Image:
     return sheet
 
 
+def picture_path(text: str) -> str:
+    """A type for argparse: where a picture can be written."""
+    path = Path(text)
+    if path.suffix.lower() not in (".png", ".jpg", ".webp") or not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r}: a .png, .jpg or .webp in a folder that can be written to")
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--past", type=int, default=4)
     parser.add_argument("--future", type=int, default=6)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--out", default="what-if.png")
+    parser.add_argument("--out", type=picture_path, default="what-if.png")
     args = parser.parse_args()
-    contact_sheet(asyncio.run(what_if(args.past, args.future, args.seed)), args.past).save(args.out)
+    if args.past < 1 or args.future < 1:
+        parser.error("--past, --future: 1 or more")
+    try:
+        frames = asyncio.run(what_if(args.past, args.future, args.seed))
+    except ArgumentError as error:  # a seed that is none
+        parser.error(f"--{error}")
+    contact_sheet(frames, args.past).save(args.out)
     print(f"wrote {args.out}")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

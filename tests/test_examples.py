@@ -81,6 +81,7 @@ async def test_a_file_of_events_leaves_latents_and_metadata_of_every_chunk(tmp_p
     module = example("lingbot_events")
     (tmp_path / "walk.jsonl").write_text(WALK)
     events = module.read_events(tmp_path / "walk.jsonl", 3)
+    (tmp_path / "out").mkdir()
     manager = SessionManager(tiny_lingbot(), small_config(dtype="float32"))
     summary = await module.run(manager, events, tmp_path / "out", seed=1)
     assert (summary["chunks"], summary["frames"], summary["finite"]) == (3, 33, True)
@@ -113,3 +114,28 @@ def test_a_file_of_events_is_refused_by_its_line(text: str, tmp_path: Path) -> N
     (tmp_path / "bad.jsonl").write_text(text)
     with pytest.raises(SystemExit, match=BAD_EVENTS[text]):
         example("lingbot_events").read_events(tmp_path / "bad.jsonl", 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "argv"),
+    [
+        ("robot", ["--hz", "0"]),
+        ("robot", ["--hz", "nan"]),
+        ("robot", ["--steps", "-1"]),
+        ("walk", ["--chunks", "0"]),
+        ("walk", ["--seed", "-1"]),
+        ("walk", ["--out", "walk.mov"]),
+        ("what_if", ["--past", "0"]),
+        ("what_if", ["--out", "no-such-folder/what-if.png"]),
+        ("lingbot_events", ["no-such-file.jsonl"]),
+        ("lingbot_events", ["no-such-file.jsonl", "--set", "model"]),
+    ],
+)
+def test_what_an_example_cannot_do_is_refused_in_a_line(
+    name: str, argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *argv])
+    with pytest.raises(SystemExit) as ended:
+        example(name).main()
+    assert ended.value.code == 2
+    assert f"{name}: error: " in capsys.readouterr().err

@@ -37,6 +37,18 @@ def number(*, zero: bool = False) -> Callable[[str], float]:
     return finite_number
 
 
+def device(text: str) -> str:
+    """A type for argparse: ``cpu``, or a CUDA device that there is."""
+    import torch
+
+    kind, _, number = text.partition(":")
+    if text != "cpu" and not (kind == "cuda" and (number or "0").isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text}: cpu, cuda or cuda:1")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise argparse.ArgumentTypeError(f"{text}: torch sees {torch.cuda.device_count()} CUDA devices")
+    return text
+
+
 def dbfs(text: str) -> float:
     """A type for argparse: a level below full scale, -200 to 0."""
     found = float(text)
@@ -45,4 +57,4 @@ def dbfs(text: str) -> float:
     return found
 
 
-__all__ = ["MOST_SEED", "count", "dbfs", "number"]
+__all__ = ["MOST_SEED", "count", "dbfs", "device", "number"]

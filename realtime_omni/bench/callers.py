@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 import websockets
 
+from realtime_omni.errors import ConfigError
+
 RATE = 24_000
 FRAME_MS = 80
 FRAME_S = FRAME_MS / 1000
@@ -51,14 +53,19 @@ HUM = [_packet(0.3 * np.sin(2 * np.pi * 150 * np.arange(SAMPLES) / RATE))] * VOI
 
 
 def recording(path: str) -> list[str]:
-    """The packets of a WAV file: PCM16, mono, 24 kHz, from its first loud sample to its last."""
-    with wave.open(path, "rb") as file:
-        if (file.getnchannels(), file.getsampwidth(), file.getframerate()) != (1, 2, RATE):
-            raise SystemExit(f"{path} is not 16 bit mono at {RATE} Hz")
-        audio = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32768
+    """The packets of a WAV file: PCM16, mono, 24 kHz, from its first loud sample to its last. Raises ConfigError."""
+    try:
+        with wave.open(path, "rb") as file:
+            form = (file.getnchannels(), file.getsampwidth(), file.getframerate())
+            data = file.readframes(file.getnframes())
+    except (OSError, EOFError, wave.Error) as error:
+        raise ConfigError(f"{path} is no WAV file: {getattr(error, 'strerror', None) or error}") from None
+    if form != (1, 2, RATE):
+        raise ConfigError(f"{path} is not 16 bit mono at {RATE} Hz")
+    audio = np.frombuffer(data[: len(data) // 2 * 2], "<i2").astype(np.float32) / 32768
     loud = np.flatnonzero(np.abs(audio) > SPEECH)
     if not loud.size:
-        raise SystemExit(f"{path} is silent")
+        raise ConfigError(f"{path} is silent")
     audio = audio[loud[0] : loud[-1] + 1]
     audio = np.pad(audio, (-audio.size % SAMPLES, 0))  # in front: the last sample ends the last packet
     return [_packet(part) for part in audio.reshape(-1, SAMPLES)]
@@ -104,6 +111,8 @@ class Caller:
             await self._call()
         except* websockets.ConnectionClosed as closed:
             self._record.wrong.append(f"the server closed a call: {closed.exceptions[0]}")
+        except* (websockets.WebSocketException, OSError) as refused:
+            self._record.wrong.append(f"no call: {refused.exceptions[0]}")
         self._finish()
 
     async def _call(self) -> None:
@@ -201,7 +210,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--talk", action="store_true")
     parser.add_argument("--speech", nargs="*", default=[])
-    record = asyncio.run(run(parser.parse_args(argv)))
+    try:
+        record = asyncio.run(run(parser.parse_args(argv)))
+    except KeyboardInterrupt:  # the terminal tells it the whole group; the benchmark ends by its own
+        return 130
     print(json.dumps(asdict(record)))
     return 0
 

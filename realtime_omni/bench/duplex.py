@@ -32,8 +32,9 @@ from typing import Any
 import numpy as np
 
 from realtime_omni.bench.arguments import count, number
+from realtime_omni.bench.callers import recording
 from realtime_omni.bench.conditions import commit, hardware, software, summary
-from realtime_omni.bench.world import server
+from realtime_omni.bench.world import clients, server
 from realtime_omni.call import Call, Calls
 from realtime_omni.config import load
 from realtime_omni.manager import SessionManager
@@ -112,12 +113,8 @@ async def over_sockets(args: argparse.Namespace) -> dict[str, Any]:
         command += ["--frames", str(args.frames), "--warm", str(WARM_FRAMES), *(["--talk"] if args.talk else [])]
         command += ["--speech", *args.speech] if args.speech else []
         used = Usage.of(pid)
-        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        output, _ = await process.communicate()
+        record = json.loads(await clients(command))
         cost = used.since(pid, args.calls, args.frames * FRAME_S)
-    if process.returncode:
-        raise SystemExit("the callers failed")
-    record = json.loads(output)
     wrong = record["wrong"][:3] + ([] if record["frames"] else ["nothing was measured"])
     return {
         "valid": not wrong,
@@ -143,6 +140,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE")
     parser.add_argument("--json", action="store_true", help="one JSON object and nothing else")
     args = parser.parse_args(argv)
+    if args.in_process and (args.talk or args.speech):
+        parser.error("--talk and --speech are for calls over sockets; in process they only listen")
+    for path in args.speech:
+        recording(path)  # before a server is started
     args.sessions = args.calls
     args.frames = round(args.seconds * 12.5) + WARM_FRAMES
     return args

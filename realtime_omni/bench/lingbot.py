@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from realtime_omni.bench.arguments import count, device, number
 from realtime_omni.bench.conditions import commit, hardware, software, summary
 from realtime_omni.bench.lingbot_geometry import (
     HIGH,
@@ -279,20 +280,20 @@ def main(argv: Sequence[str]) -> int:
         prog="realtime-omni bench world --model lingbot-geometry", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--scale", choices=sorted(SCALES), default="full")
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", type=device, default="cuda")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--blocks", type=int, default=20)
-    parser.add_argument("--eager-blocks", type=int, default=0, help="also measure so many without a compiler")
+    parser.add_argument("--blocks", type=count(), default=20)
+    parser.add_argument("--eager-blocks", type=count(0), default=0, help="also measure so many without a compiler")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--graphs", action="store_true", help="replay passes over full windows as CUDA graphs")
     parser.add_argument("--fp8", choices=FP8, default="off", help="matrices, or matrices and attention, in eight bits")
     parser.add_argument("--pixels", choices=("none", "wan", "tiny"), default="none")
-    parser.add_argument("--sessions", type=int, default=1)
-    parser.add_argument("--max-batch", type=int, default=1, help="sessions of one pass")
+    parser.add_argument("--sessions", type=count(), default=1)
+    parser.add_argument("--max-batch", type=count(), default=1, help="sessions of one pass")
     parser.add_argument("--no-clean-pass", action="store_true", help="the last denoise pass writes history")
     parser.add_argument("--gather-each-pass", action="store_true", help="19 GiB less, and slower")
-    parser.add_argument("--tolerance", type=float, default=0.1)
-    parser.add_argument("--fp8-tolerance", type=float, default=0.2)
+    parser.add_argument("--tolerance", type=number(), default=0.1)
+    parser.add_argument("--fp8-tolerance", type=number(), default=0.2)
     parser.add_argument("--json", action="store_true", help="as JSON (it always is)")
     result = measure(parser.parse_args(argv))
     print(json.dumps(result, indent=2))

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from realtime_omni.bench.arguments import count, device, number
 from realtime_omni.bench.conditions import commit, hardware, software, summary
 from realtime_omni.bench.lingbot import (
     FP8,
@@ -322,22 +323,22 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--parallel", required=True)
     parser.add_argument("--scale", choices=sorted(SIZES), default="full")
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", type=device, default="cuda")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--blocks", type=int, default=20)
-    parser.add_argument("--metered", type=int, default=3, help="blocks whose exchanges are timed")
+    parser.add_argument("--blocks", type=count(), default=20)
+    parser.add_argument("--metered", type=count(), default=3, help="blocks whose exchanges are timed")
     parser.add_argument("--sessions", type=int, choices=(1, 2), default=1)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--no-clean-pass", action="store_true", help="the last denoise pass writes history")
     parser.add_argument("--gather-each-pass", action="store_true", help="less memory, and slower")
-    parser.add_argument("--timeout-s", type=float, default=120.0, help="of every exchange")
+    parser.add_argument("--timeout-s", type=number(), default=120.0, help="of every exchange")
     parser.add_argument("--keep", help="write the first block's latents here, as .npy")
     parser.add_argument("--against", help="what another run kept")
     parser.add_argument("--fp8", choices=FP8, default="off", help="matrices, or matrices and attention, in eight bits")
     parser.add_argument("--pixels", choices=("none", "wan", "tiny"), default="none", help="decoded beside the passes")
-    parser.add_argument("--decoder-device", help="default: the first rank's")
-    parser.add_argument("--fp8-tolerance", type=float, default=0.2)
-    parser.add_argument("--tolerance", type=float, default=0.1)
+    parser.add_argument("--decoder-device", type=device, help="default: the first rank's")
+    parser.add_argument("--fp8-tolerance", type=number(), default=0.2)
+    parser.add_argument("--tolerance", type=number(), default=0.1)
     parser.add_argument("--json", action="store_true", help="as JSON (it always is)")
     args = parser.parse_args(argv)
     try:

@@ -315,7 +315,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(argv)
-    record = asyncio.run(load(args))
+    try:
+        record = asyncio.run(load(args))
+    except (RuntimeError, OSError, websockets.WebSocketException) as error:  # a refusal, no server, a lost one
+        raise SystemExit(str(error) or type(error).__name__) from None
+    except KeyboardInterrupt:  # the terminal tells it the whole group; the benchmark ends by its own
+        raise SystemExit(130) from None
     out = {name: getattr(record, name) for name in Record.__dataclass_fields__}
     out["client_rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     json.dump(out, sys.stdout)

@@ -27,6 +27,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from realtime_omni.bench.arguments import count, device
 from realtime_omni.bench.conditions import commit, hardware, software, summary
 from realtime_omni.bench.moshi_static import Calls
 from realtime_omni.models.moshi.config import MOSHI_7B, LMConfig, MimiConfig
@@ -198,10 +199,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         prog="realtime-omni bench duplex --model moshi-geometry", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--scale", choices=sorted(SCALES), default="full")
-    parser.add_argument("--calls", type=int, default=64)
-    parser.add_argument("--depth", type=int, default=8, help="codebooks to compute; 16: both speakers'")
-    parser.add_argument("--ticks", type=int, default=400)
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--calls", type=count(), default=64)
+    parser.add_argument("--depth", type=count(), default=8, help="codebooks to compute; 16: both speakers'")
+    parser.add_argument("--ticks", type=count(), default=400)
+    parser.add_argument("--device", type=device, default="cuda")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--json", action="store_true", help="as JSON (it always is)")
     return parser.parse_args(argv)

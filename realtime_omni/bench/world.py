@@ -179,13 +179,24 @@ async def run_load(args: argparse.Namespace, address: str, pid: int | None) -> t
         command.append("--resume")
     done = asyncio.Event()
     watching = asyncio.create_task(watch(address, pid, args.sessions * args.warm_up, done))
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    out, err = await process.communicate()
+    out = await clients(command)
     done.set()
-    seen = await watching
-    if process.returncode != 0:
-        raise SystemExit(f"the clients failed: {err[-800:].decode(errors='replace')}")
-    return json.loads(out), seen
+    return json.loads(out), await watching
+
+
+async def clients(command: Sequence[str]) -> bytes:
+    """What a benchmark's clients, in their own process, print; they end with this call. Raises SystemExit: what they said
+    instead."""
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        raise SystemExit(f"the clients failed: {err[-800:].decode(errors='replace').strip()}")
+    return out
 
 
 def report(args: argparse.Namespace, got: dict[str, Any], seen: Seen, start_s: float | None) -> dict[str, Any]:

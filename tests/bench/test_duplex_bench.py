@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 import wave
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 from realtime_omni.bench import callers, duplex
+from realtime_omni.bench.world import clients
+from realtime_omni.errors import ConfigError
 
 
 def test_calls_in_process_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,6 +51,29 @@ def test_a_recording_is_said_from_its_first_word_to_its_last(tmp_path: Path) -> 
     assert len(packets) == 3
     assert np.count_nonzero(audio) == 4_000
     assert audio[-1] != 0, "its last sample ends the last packet"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"RIFF", bytes(100)])
+def test_what_is_no_recording_is_refused_before_a_server_is_started(content: bytes | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "a.wav").write_bytes(content)
+    with pytest.raises(ConfigError, match="no WAV file"):
+        duplex.main(["--talk", "--speech", str(tmp_path / "a.wav")])
+
+
+NOBODY = "ws://127.0.0.1:1"
+"""A port that nobody listens at."""
+
+
+async def test_a_call_that_is_refused_makes_the_measurement_void() -> None:
+    record = callers.Record()
+    await callers.Caller(NOBODY, record, 0, frames=4, warm=0).run()
+    assert record.wrong[0].startswith("no call: ")
+
+
+async def test_what_clients_cannot_do_is_told_in_a_line() -> None:
+    with pytest.raises(SystemExit, match=r"^the clients failed: [^\n]*Connect call failed[^\n]*$"):
+        await clients([sys.executable, "-m", "realtime_omni.bench.load", "--url", NOBODY])
 
 
 def test_a_call_that_lost_sound_says_so() -> None:

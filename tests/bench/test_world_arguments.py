@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from realtime_omni.bench import duplex, sessions, vla
+from realtime_omni.bench import duplex, sessions, vla, world
 from realtime_omni.bench.world import _rss_mb, parse
 
 
@@ -46,6 +46,13 @@ def test_nothing_is_not_measured(flag: str, capsys: pytest.CaptureFixture[str]) 
         (vla.main, ["--robots", "0"]),
         (vla.main, ["--policy-ms", "-5"]),
         (vla.main, ["--hz", "inf"]),
+        (duplex.main, ["--in-process", "--talk"]),
+        (duplex.main, ["--model", "moshi-geometry", "--calls", "0", "--device", "cpu"]),
+        (duplex.main, ["--model", "moshi-geometry", "--ticks", "-1", "--device", "cpu"]),
+        (world.main, ["--model", "lingbot-geometry", "--blocks", "0", "--device", "cpu"]),
+        (world.main, ["--model", "lingbot-geometry", "--device", "cuda:99"]),
+        (world.main, ["--model", "lingbot-geometry", "--device", "tpu"]),
+        (world.main, ["--model", "lingbot-geometry", "--parallel", "sp=2", "--metered", "0", "--device", "cpu"]),
     ],
 )
 def test_the_other_benchmarks_refuse_it_too(main: Callable[[Sequence[str]], int], argv: list[str]) -> None:
