@@ -25,8 +25,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
-from torch.distributed.distributed_c10d import _abort_process_group
+from torch._C._distributed_c10d import FileStore, Store
+from torch.distributed.distributed_c10d import _abort_process_group, _world
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +104,39 @@ Watch = Callable[[], None]
 """Raises when a rank is gone."""
 
 
+def _nobody() -> None:
+    """Is watched."""
+
+
+class _WatchedStore(Store):
+    """Where ranks find each other; whoever waits there has an eye on those that are to come."""
+
+    LOOK_S = 0.05
+
+    def __init__(self, place: FileStore, watch: Watch) -> None:
+        super().__init__()
+        self._place = place
+        self._watch = watch
+
+    def set(self, key: str, value: str) -> None:
+        self._place.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return self._place.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._place.check(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:  # type: ignore[override]
+        """Raises TimeoutError, and what the watch raises."""
+        deadline_s = time.monotonic() + timeout.total_seconds()
+        while not self._place.check(keys):
+            self._watch()
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"nobody has said {', '.join(keys)}")
+            time.sleep(self.LOOK_S)
+
+
 class Leash:
     """Keeps the host a few layers ahead of a CUDA device, and never more.
 
@@ -130,21 +163,31 @@ class Leash:
 class Mesh:
     """The groups of this process. One for a process: torch keeps the groups in a global."""
 
-    def __init__(self, grid: Grid, device: torch.device, rendezvous: Path, timeout_s: float) -> None:
-        """Blocks until all ranks are here, at ``rendezvous``, a file in a private folder. Raises RuntimeError when they do not
-        come in time."""
+    def __init__(
+        self, grid: Grid, device: torch.device, rendezvous: Path, timeout_s: float, watch: Watch = _nobody
+    ) -> None:
+        """Blocks until all ranks are here, at ``rendezvous``, a file in a private folder. Raises TimeoutError or RuntimeError
+        when they do not come in time, and what ``watch`` raises."""
         self.grid = grid
         self.device = device
         self.meter: Meter | None = None
-        self.watch: Watch = _nobody
-        """Asked while this process waits for the device; what it raises ends the wait."""
+        self.watch = watch
+        """Asked while this process waits, for the others or for the device; what it raises ends the wait."""
         self._timeout_s = timeout_s
         self._leash = Leash() if device.type == "cuda" else None
         backend = "nccl" if device.type == "cuda" else "gloo"
         timeout = timedelta(seconds=timeout_s)
-        store = FileStore(str(rendezvous), grid.size)
-        _meet(store, grid, timeout)
-        dist.init_process_group(backend, store=store, rank=grid.rank, world_size=grid.size, timeout=timeout)
+        place = FileStore(str(rendezvous), grid.size)
+        watched = _WatchedStore(place, watch)
+        watched.set(f"here/{grid.rank}", "")
+        watched.wait([f"here/{rank}" for rank in range(grid.size)], timeout)
+        # NCCL's own threads read the store, too, and must not wait for the interpreter; it meets in its first collective.
+        store = place if backend == "nccl" else watched
+        try:
+            dist.init_process_group(backend, store=store, rank=grid.rank, world_size=grid.size, timeout=timeout)
+        except BaseException:
+            _world.group_count = 0  # as when groups end: they are named by it, and this process may meet new ranks
+            raise
         self._left = False
         self._leaving = threading.Lock()
         self._groups: list[Any] = [dist.group.WORLD]
@@ -248,13 +291,6 @@ class Mesh:
         return _Span(self.meter, kind)
 
 
-def _meet(store: FileStore, grid: Grid, timeout: timedelta) -> None:
-    """Wait until all ranks are here. Torch's own wait would leave a count behind when it fails, by which groups are named, so
-    that this process could not meet new ranks."""
-    store.set(f"here/{grid.rank}", "")
-    store.wait([f"here/{rank}" for rank in range(grid.size)], timeout)
-
-
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """An all-to-all that is under way."""
@@ -305,10 +341,6 @@ def _split(x: Tensor, ranks: int) -> Tensor:
     """[B, T, ..] to [ranks, B, T / ranks, ..]."""
     B, T, *rest = x.shape
     return x.reshape(B, ranks, T // ranks, *rest).transpose(0, 1).contiguous()
-
-
-def _nobody() -> None:
-    """Is watched."""
 
 
 def _all_end(groups: Sequence[Any]) -> bool:

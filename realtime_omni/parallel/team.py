@@ -136,12 +136,12 @@ class Team:
             own = device_of(device, 0)
             if own.type == "cuda":
                 torch.cuda.set_device(own)
-            self.mesh = Mesh(grid, own, rendezvous, timeout_s)
-            self.mesh.watch = self.watch
+            self.mesh = Mesh(grid, own, rendezvous, timeout_s, self.watch)
             self._watcher.start()
         except Exception as error:
+            reason = self.lost or type(error).__name__
             self._end("the ranks did not meet")
-            raise BackendUnavailable(f"the ranks of the model did not meet: {type(error).__name__}") from error
+            raise BackendUnavailable(f"the ranks of the model did not meet: {reason}") from error
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
