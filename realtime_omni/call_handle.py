@@ -271,6 +271,7 @@ class Call:
         if self.duplex.ended is None:
             self.duplex.end(reason, self._now_s())
             self._unsubscribe()
+            del self._unsubscribe  # it holds the call, with the sound that nobody has read
             self._calls.forget(self)
             if reason == "failed":  # nobody may be there to close it
                 self._calls.release(self._session)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -112,6 +114,25 @@ async def test_a_conversation_of_two_polite_turns() -> None:
             await line.until(is_end)
             assert line.text == expected
             line.outputs.clear()
+
+
+async def test_a_call_that_has_ended_leaves_nothing_for_the_collector() -> None:
+    """What it told and nobody has read is most of a megabyte, and full collections are minutes apart."""
+    async with lines() as (line,):
+        await line.frame(audio=LOUD)
+        other = await line.calls.open()
+        other.append(LOUD)
+        line.calls.pulse(line.calls.now_s())
+        told = weakref.ref(other.duplex)
+        gc.disable()
+        try:
+            await other.close()
+            other = None  # type: ignore[assignment]
+            async with asyncio.timeout(20):
+                while told() is not None:  # an answer of the engine's may still be under way
+                    await asyncio.sleep(0)
+        finally:
+            gc.enable()
 
 
 @pytest.mark.req("AC-42", "AC-43")
