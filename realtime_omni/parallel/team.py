@@ -139,7 +139,8 @@ class Team:
             self.mesh = Mesh(grid, own, rendezvous, timeout_s, self.watch)
             self._watcher.start()
         except Exception as error:
-            reason = self.lost or type(error).__name__
+            cut = isinstance(error, EOFError | ConnectionError)  # its pipe ends before its process has
+            reason = self.lost or ("a rank has ended" if cut else type(error).__name__)
             self._end("the ranks did not meet")
             raise BackendUnavailable(f"the ranks of the model did not meet: {reason}") from error
 

@@ -265,6 +265,18 @@ def test_ranks_of_which_one_ends_before_they_meet_can_be_started_again(monkeypat
     ranked(model).close()
 
 
+def test_a_rank_that_is_killed_as_it_starts_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = team.Team._start
+
+    def killed(self: team.Team) -> None:
+        begin(self)
+        self._processes[-1].kill()
+
+    monkeypatch.setattr(team.Team, "_start", killed)
+    with pytest.raises(BackendUnavailable, match=r"did not meet: (a rank|rank 1 of 2) has ended"):
+        start(2, 1, timeout_s=300.0)
+
+
 def test_a_rank_that_ends_while_the_groups_are_made_is_not_waited_for(tmp_path: Path) -> None:
     """It came, and says nothing more: torch waits for its address. New ranks can be met afterwards."""
     FileStore(str(tmp_path / "rendezvous"), 2).set("here/1", "")
