@@ -8,7 +8,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from models.voice.stand_ins import hum
-from models.voice.test_conversation import FRAME_MS, SAMPLES, Talk
+from models.voice.talk import FRAME_MS, SAMPLES, Talk
 from realtime_omni.models.puppet.model import Puppet, PuppetOptions
 from realtime_omni.models.puppet.state import MOST_PENDING
 from realtime_omni.session.frame import AddText, Cancel, Clear, Commit, Configure, Respond, Say, Tool, Turns

@@ -3,7 +3,7 @@
 import numpy as np
 
 from models.voice.stand_ins import parts
-from models.voice.test_conversation import Talk
+from models.voice.talk import Talk
 from realtime_omni.models.voice.model import EmbeddedVoice
 from realtime_omni.models.voice.remote.chat import ChatEndpoint
 from realtime_omni.models.voice.remote.hearing import RemoteRecognizer

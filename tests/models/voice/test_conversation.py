@@ -10,21 +10,19 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from models.voice.stand_ins import ANSWER, SAMPLES_A_LETTER, Language, hum, parts, voice
-from realtime_omni.engine import commands as c
+from models.voice.talk import FRAME_MS, SAMPLES, Talk
 from realtime_omni.errors import ArgumentError
 from realtime_omni.models.base import PackedState
-from realtime_omni.models.voice.listening import WINDOW_MS, listen, silence_limit_ms
 from realtime_omni.models.voice.model import EmbeddedVoice
 from realtime_omni.models.voice.skills.table import TOOLS
 from realtime_omni.models.voice.speaker import Draft
-from realtime_omni.models.voice.state import KEPT_ENTRIES, MOST_ENTRIES, Ears, Manners
+from realtime_omni.models.voice.state import KEPT_ENTRIES, MOST_ENTRIES
 from realtime_omni.session.frame import (
     AddText,
     Cancel,
     Clear,
     Commit,
     Configure,
-    Frame,
     RemoveText,
     Respond,
     Say,
@@ -45,77 +43,6 @@ from realtime_omni.session.signals import (
     TurnCommitted,
 )
 from realtime_omni.testing.check_model import check_model
-from realtime_omni.testing.grammar import SignalGrammar
-from realtime_omni.testing.inline import InlineEngine
-
-FRAME_MS, SAMPLES = 40, 640
-
-
-class Talk:
-    """One call. ``signals`` are all that were told, ``audio`` all that sounded."""
-
-    def __init__(self, model=None, name="a"):
-        self.name = name
-        self.model = model or voice()
-        self.engine = InlineEngine(self.model, dtype="float32", rewind_blocks=8)
-        self.engine.create(name)
-        self.grammar = SignalGrammar()
-        self.signals = []
-        self.audio = np.zeros(0, np.float32)
-        self.frames = 0
-        self._rest = np.zeros(0, np.float32)
-
-    def frame(self, audio=None, *directives):
-        """One frame; returns what it told."""
-        audio = np.zeros(SAMPLES, np.float32) if audio is None else audio
-        chunk = self.engine.ask(c.Next(ticket=0, session_id=self.name, frame=Frame(audio, directives)))
-        self.grammar.take(chunk.signals, self.frames * FRAME_MS, (self.frames + 1) * FRAME_MS)
-        self.frames += 1
-        self.signals += chunk.signals
-        self.audio = np.concatenate((self.audio, chunk.artifacts["speech"].data[0]))
-        return list(chunk.signals)
-
-    def hear(self, audio, *directives):
-        """Sound of any length, filled up with silence to whole frames."""
-        audio = np.pad(audio, (0, -len(audio) % SAMPLES))
-        told = []
-        for number, part in enumerate(audio.reshape(-1, SAMPLES)):
-            told += self.frame(part, *(directives if number == 0 else ()))
-        return told
-
-    def wait(self, ms):
-        return self.hear(np.zeros(int(ms * 16), np.float32))
-
-    def tell(self, *directives):
-        return self.frame(None, *directives)
-
-    def until(self, kind, most_ms=20_000):
-        """Silence until such a signal is told; returns it."""
-        for _ in range(most_ms // FRAME_MS):
-            for signal in self.frame():
-                if isinstance(signal, kind):
-                    return signal
-        raise AssertionError(f"no {kind.__name__} in {most_ms} ms")
-
-    def said(self):
-        """What was told of each response, by id."""
-        texts = {}
-        for s in self.signals:
-            if isinstance(s, OutputText):
-                texts[s.response] = texts.get(s.response, "") + s.text
-        return texts
-
-    def of(self, *kinds):
-        return [s for s in self.signals if isinstance(s, kinds)]
-
-    @property
-    def facts(self):
-        return self.engine.runner.resident(self.name).state.facts
-
-
-@pytest.fixture
-def talk():
-    return Talk()
 
 
 def test_the_model_contract_holds():
@@ -200,94 +127,6 @@ def test_words_are_told_when_they_sound_and_in_order(talk):
     begin = np.flatnonzero(talk.audio)[0] / 24
     assert words[0].start_ms == begin
     assert words[-1].end_ms == pytest.approx((np.flatnonzero(talk.audio)[-1] + 1) / 24, abs=1)
-
-
-def test_an_unfinished_sentence_is_waited_for(talk):
-    talk.hear(hum(0.3, 800))
-    told = talk.wait(3000)
-    assert not [s for s in told if isinstance(s, TurnCommitted)]
-    talk.hear(hum(0.3, 800))  # it goes on: one turn
-    talk.wait(4200)
-    [committed] = talk.of(TurnCommitted)
-    assert committed.end_ms - committed.start_ms > 4000
-
-
-@pytest.mark.parametrize(
-    ("finished", "words", "silence_ms"),
-    [
-        (0.9, "What is the capital of France?", 192),
-        (0.9, "I would like to", 4000),
-        (0.9, "What is the?", 4000),
-        (0.9, "Where does chocolate come from?", 192),
-        (0.9, "I would like to know who you are.", 192),
-        (0.3, "What is the capital of France?", 832),
-        (0.01, "What is the capital of France?", 1032),
-        (0.9, "", 192),
-        (None, "What is the capital of France?", 4000),
-        (0.9, None, 4000),
-    ],
-)
-def test_how_long_a_turn_waits_for_more(finished, words, silence_ms):
-    assert silence_limit_ms(finished, words, Manners()) == silence_ms
-    assert silence_limit_ms(finished, words, Manners(patience_ms=500)) == min(500, silence_ms)
-
-
-@pytest.mark.parametrize(("eagerness", "ms"), [("high", 2000), ("auto", 4000), ("low", 8000)])
-def test_patience_follows_eagerness(talk, eagerness, ms):
-    talk.tell(Configure(turns=Turns("semantic", eagerness=eagerness)))
-    talk.hear(hum(0.3, 800))
-    waited = 0
-    while not talk.of(TurnCommitted):
-        talk.frame()
-        waited += FRAME_MS
-    assert ms <= waited <= ms + 2 * FRAME_MS
-
-
-def test_energy_turns_end_after_their_silence(talk):
-    talk.tell(Configure(turns=Turns("energy", silence_ms=640)))
-    talk.hear(hum(0.3, 800))
-    waited = 0
-    while not talk.of(TurnCommitted):
-        talk.frame()
-        waited += FRAME_MS
-    assert 640 <= waited <= 640 + 2 * FRAME_MS
-
-
-def test_silence_clicks_and_what_is_no_word_get_no_answer(talk):
-    talk.wait(2000)
-    talk.hear(hum(0.1, 15))
-    talk.wait(2000)
-    talk.hear(hum(0.1, 90))  # shorter than any word
-    talk.wait(2000)
-    talk.hear(hum(0.8, 800))
-    talk.wait(4000)
-    assert not talk.of(ResponseStarted)
-    assert [s.text for s in talk.of(InputTranscript)] == ["", ""]
-    assert not talk.facts.entries
-
-
-def test_turns_of_the_client_are_committed_cleared_and_answered_on_request(talk):
-    talk.tell(Configure(turns=Turns("client")))
-    talk.hear(hum(0.1, 800))
-    talk.wait(3000)
-    assert not talk.signals
-    talk.tell(Clear())
-    talk.hear(hum(0.4, 800))
-    told = talk.tell(Commit())
-    assert [type(s) for s in told] == [TurnCommitted, InputTranscript]
-    assert told[1].text == "What is two plus two?"
-    assert not talk.of(ResponseStarted)
-    talk.tell(Respond("mine"))
-    talk.until(ResponseEnded)
-    assert talk.said() == {"mine": "That is 4."}
-
-
-def test_a_request_right_after_a_commit_answers_that_turn(talk):
-    talk.tell(Configure(turns=Turns("client")))
-    talk.hear(hum(0.4, 800))
-    talk.tell(Commit(), Respond("mine"))
-    talk.until(ResponseEnded)
-    assert talk.said() == {"mine": "That is 4."}
 
 
 def test_a_cancelled_response_is_silent_and_only_what_was_heard_is_remembered(talk):
@@ -539,12 +378,3 @@ def test_an_answer_sounds_made_before_the_turn_is_over():
         talk.until(ResponseEnded)
         assert made[0] == (first, 0)
         assert [text for text, _ in made].count(first) == 1
-
-
-def test_a_voice_has_ended_when_it_is_soft_and_one_that_is_lowered_is_heard_again():
-    spoke = listen(Ears(), [1.0] * 10, [0.1] * 10, 10 * WINDOW_MS, Manners(), "u0")
-    faded = listen(spoke, [1.0] * 3, [0.001] * 3, 13 * WINDOW_MS, Manners(), "u0")  # the detector is still sure
-    assert (spoke.last_ms, faded.last_ms) == (10 * WINDOW_MS, 10 * WINDOW_MS)
-    lowered = listen(spoke, [1.0] * 6, [0.002] * 6, 16 * WINDOW_MS, Manners(), "u0")
-    assert lowered.last_ms == 16 * WINDOW_MS
-    assert lowered.utterance == "u0"

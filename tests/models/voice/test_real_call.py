@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from models.voice.real import spoken
-from models.voice.test_conversation import FRAME_MS, SAMPLES, Talk
+from models.voice.talk import FRAME_MS, SAMPLES, Talk
 from realtime_omni.models.voice.model import EmbeddedVoice
 from realtime_omni.models.voice.parts import VoiceOptions, load_parts
 from realtime_omni.models.voice.skills.table import TOOLS

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from models.voice.stand_ins import Language, hum, parts
-from models.voice.test_conversation import Talk
+from models.voice.talk import Talk
 from realtime_omni.engine import commands as c
 from realtime_omni.models.voice.lm.language import Draft
 from realtime_omni.models.voice.model import EmbeddedVoice

@@ -10,7 +10,7 @@ import pytest
 from models.voice.endpoints import CHAT, KEY, WEATHER, chat, ended, talk_with
 from models.voice.stand_ins import hum, parts
 from models.voice.stub_endpoint import event, says, sends
-from models.voice.test_conversation import Talk
+from models.voice.talk import Talk
 from realtime_omni.errors import ConfigError
 from realtime_omni.models.voice.answering import SPEECHLESS
 from realtime_omni.models.voice.model import EmbeddedVoice

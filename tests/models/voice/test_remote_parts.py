@@ -10,7 +10,7 @@ import pytest
 from models.voice.endpoints import CHAT, SPEECH, WORDS, chat, ended, mouth, pcm, talk_with, tone
 from models.voice.stand_ins import hum, parts
 from models.voice.stub_endpoint import sends
-from models.voice.test_conversation import FRAME_MS, Talk
+from models.voice.talk import FRAME_MS, Talk
 from realtime_omni.config import Config
 from realtime_omni.errors import BackendUnavailable, ConfigError
 from realtime_omni.models.voice import parts as loading
