@@ -26,6 +26,7 @@ from recipes.tiny_world.simulator import (  # noqa: E402
     K,
     L,
     Maps,
+    Player,
     S,
     Simulator,
     W,
@@ -190,3 +191,14 @@ def test_the_network_and_the_simulator_agree_where_a_token_looks():
     other = (before[:, :, horizon][..., inside] - after[:, :, horizon][..., inside]).abs().mean()
     assert inside.sum() > size // 2
     assert same < 0.35 * other
+
+
+def test_a_standing_player_turns_and_looks_and_never_moves():
+    simulator = Simulator(32, "cpu", supersample=1)
+    generator = torch.Generator().manual_seed(3)
+    maps = random_maps(6, generator, "cpu")
+    keys, _, pose = simulator.drive(maps, 30, Player(standing=1.0, one_way=0.5, still_start=0.0), generator)
+    assert not keys[..., : D + 1].any()
+    assert keys[..., D + 1 :].any()
+    assert (pose[..., :2] == pose[:, :1, :2]).all()
+    assert (pose[..., 2] != pose[:, :1, 2]).any()

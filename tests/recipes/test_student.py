@@ -1,11 +1,12 @@
 """Stage B's rows: whose keys they play after their clip, and when they turn away; and what the judge's halves see."""
 
+import pytest
 import torch
 
 from recipes.tiny_world.data import ClipPool
 from recipes.tiny_world.evaluate import gradient_energy
 from recipes.tiny_world.losses import Discriminator
-from recipes.tiny_world.simulator import J, L, Simulator
+from recipes.tiny_world.simulator import J, L, Simulator, W
 from recipes.tiny_world.student import Bank
 from recipes.tiny_world.train import tiny_config
 
@@ -51,6 +52,30 @@ def test_a_row_turns_where_its_picture_is_plain_and_only_if_its_player_looks():
         alone = torch.zeros(PER, 8)
         alone[:, held] = 1
         torch.testing.assert_close(told[row], alone)
+
+
+def test_the_truth_is_certain_where_true_blocks_looked_from_the_same_spot():
+    _, rows = bank()
+    width, full = 32, 72
+    keys = torch.zeros(ROWS, PER, 8)
+
+    def pose(turned: int, looked: int = 0) -> torch.Tensor:
+        return torch.tensor([0, turned, looked]).expand(ROWS, PER, 3)
+
+    assert not rows.certain(keys, pose(0), width).any()
+    rows.look(keys, pose(0), torch.tensor([True, True, True, False]))
+    assert rows.certain(keys, pose(full), width).float().mean((1, 2)).tolist() == pytest.approx([1, 1, 1, 0], abs=0.13)
+    beside = rows.certain(keys, pose(8), width)[0, 0]  # turned to the right: what was in the middle is at the left
+    assert beside[: width // 4].all()
+    assert not beside[-width // 4 :].any()
+    assert not rows.certain(keys, pose(0, looked=1), width).any()
+    moved = keys.clone()
+    moved[1, 1, W] = 1
+    assert rows.certain(moved, pose(0), width)[1].any(1).tolist() == [True, False, False]
+    rows.look(moved, pose(0), torch.zeros(ROWS, dtype=torch.bool))
+    assert rows.certain(keys, pose(0), width).flatten(1).any(1).tolist() == [True, False, True, False]
+    rows.restart(bank()[0], torch.tensor([True, False, False, False]))
+    assert rows.certain(keys, pose(0), width).flatten(1).any(1).tolist() == [False, False, True, False]
 
 
 def test_the_judge_of_the_whole_view_sees_neither_the_frame_before_nor_the_keys():
