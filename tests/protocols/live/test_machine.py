@@ -196,3 +196,11 @@ def test_sound_that_is_read_the_short_way_is_what_the_long_way_reads(text: str) 
 @given(SOUND)
 def test_what_clients_send_takes_the_short_way(text: str) -> None:
     assert isinstance(parse_client(json.dumps({"type": "session.input_audio.append", "audio": text})), PlainAppend)
+
+
+@pytest.mark.parametrize("opening", ["[", '{"x":'])
+@pytest.mark.parametrize("before", ['{"type":', '{"audio":"AAA=","type":', '{"x":', ""])
+def test_what_is_nested_without_end_is_no_json(before: str, opening: str) -> None:
+    with pytest.raises(LiveError) as refused:
+        parse_client(before + opening * 100_000)
+    assert refused.value.code == "invalid_json"
