@@ -198,9 +198,12 @@ def fetch(
 
 @app.command()
 def models() -> None:
-    """List the models of the catalog."""
-    for name in _module("realtime_omni.models.catalog").names():
-        print(name)
+    """List the models of the catalog: name, kind and what it needs (a checkpoint: `--set options.checkpoint=FOLDER`)."""
+    catalog = _module("realtime_omni.models.catalog")
+    names = catalog.names()
+    width = max(map(len, names))
+    for name in names:
+        print(f"{name:{width}}  {catalog.ABOUT.get(name, 'installed')}")
 
 
 @app.command(name="check-model")

@@ -11,6 +11,7 @@ import pytest
 
 from realtime_omni import cli
 from realtime_omni.config import Config
+from realtime_omni.models import catalog
 from realtime_omni.models.voice import weights
 
 
@@ -184,3 +185,12 @@ def test_version_is_the_distributions(asked: str) -> None:
     command = [sys.executable, "-m", "realtime_omni.cli", asked]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert printed.startswith("0.")
+
+
+def test_the_list_of_models_says_what_each_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "models") == 0
+    listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert set(catalog.CATALOG) == set(catalog.ABOUT) <= set(listed)
+    assert listed["tiny-policy"] == "policy, embedded"

@@ -36,6 +36,24 @@ CATALOG: dict[str, str] = {
     "minicpm-o": "realtime_omni.models.minicpmo.model:MiniCPMO",
 }
 
+# What kind each is and what it needs, for whoever looks for one.
+ABOUT: dict[str, str] = {
+    "tiny-world": "world, embedded",
+    "lingbot-world": "world; a checkpoint and a GPU",
+    "matrix-game": "world; a checkpoint and a GPU",
+    "dreamzero": "world and policy in one; a checkpoint and a GPU",
+    "null": "world without a network",
+    "pi0": "policy; a checkpoint",
+    "pi0.5": "policy; a checkpoint",
+    "tiny-policy": "policy, embedded",
+    "smolvla": "policy; a checkpoint",
+    "voice": "voice; extra voice, and realtime-omni fetch voice",
+    "null-policy": "policy without a network",
+    "puppet": "voice without a network, in tones",
+    "moshi": "voice; a checkpoint and a GPU",
+    "minicpm-o": "voice; a checkpoint and a GPU",
+}
+
 
 def names() -> tuple[str, ...]:
     """Catalog names and installed entry points."""

@@ -386,7 +386,9 @@ def check(args: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="realtime-omni eval tiny-world")
+    parser = argparse.ArgumentParser(
+        prog="realtime-omni eval tiny-world", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--quick", action="store_true", help="few clips, under three minutes on two cores")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=count(0, MOST_SEED), default=0)

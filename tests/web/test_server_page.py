@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from web.world_page import OpenPage, StartServer
+from web.world_page import PHONE, OpenPage, StartServer
 
 pytestmark = pytest.mark.browser
 
@@ -81,3 +81,31 @@ def test_a_server_with_a_key_asks_for_it_and_says_when_it_is_wrong(
     world.page.fill("#key", "open-sesame")
     world.page.keyboard.press("Enter")
     world.moves()
+
+
+@pytest.mark.parametrize(("width", "height"), [(320, 568), (683, 384), (960, 540)], ids=lambda pixels: str(pixels))
+def test_in_a_small_or_enlarged_window_nothing_is_cut_off_or_covered(
+    open_page: OpenPage, url: str, width: int, height: int
+) -> None:
+    page = open_page(url, viewport={"width": width, "height": height}).page
+    page.wait_for_selector("#hint:visible")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    if width > height:  # the panel scrolls by itself
+        assert page.evaluate("document.documentElement.scrollHeight") == height
+    pads = [page.locator(f".pad.{name}").bounding_box() for name in ("move", "look")]
+    hint = page.locator("#hint p:visible").bounding_box()
+    assert pads[0]["x"] + pads[0]["width"] < pads[1]["x"]
+    assert all(hint["y"] + hint["height"] <= pad["y"] for pad in pads)
+
+
+def test_what_is_chosen_on_a_phone_is_seen_and_what_opens_too(open_page: OpenPage, url: str) -> None:
+    world = open_page(url, viewport=PHONE, touch=True)
+    world.moves()
+    world.page.fill("#prompt", "noon")
+    world.page.evaluate("scrollTo(0, 300)")
+    world.page.locator("#prompts button").last.tap()
+    world.page.wait_for_function("scrollY === 0")
+    assert world.page.input_value("#prompt") == ""
+    world.page.locator("#about summary").tap()
+    assert world.page.locator("#facts").is_visible()
+    world.page.wait_for_function("document.getElementById('about').getBoundingClientRect().bottom <= innerHeight + 1")

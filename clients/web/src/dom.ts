@@ -19,6 +19,11 @@ export function setText(element: HTMLElement, text: string): void {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** Details that open below the fold are scrolled into view. */
+export function showWhatOpens(details: HTMLDetailsElement): void {
+  details.addEventListener("toggle", () => { if (details.open) details.scrollIntoView({ block: "nearest" }); });
+}
+
 /** A line to describe a place in. */
 export function askingForm(id: string, onPrompt: (prompt: string) => void): void {
   const form = byId<HTMLFormElement>(id);

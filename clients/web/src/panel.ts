@@ -1,7 +1,7 @@
 // The side panel: the place, start pictures, seed, session buttons. Turns what the user wants into the hooks' calls.
 
 import { fetchPicture, type ModelInfo, type StartPicture } from "./api";
-import { byId, make } from "./dom";
+import { byId, make, showWhatOpens } from "./dom";
 
 export type Beginning = { start: string } | { picture: Blob } | null;
 
@@ -48,10 +48,10 @@ export class Panel {
       if (prompt === "") return;
       hooks.onPrompt(prompt);
       this.prompt.blur(); // back to walking
-      this.open(false);
+      this.backToTheWorld();
     });
-    byId("reset").addEventListener("click", () => hooks.onReset());
-    byId("renew").addEventListener("click", () => hooks.onRenew());
+    byId("reset").addEventListener("click", () => { this.backToTheWorld(); hooks.onReset(); });
+    byId("renew").addEventListener("click", () => { this.backToTheWorld(); hooks.onRenew(); });
     byId("close").addEventListener("click", () => hooks.onClose());
     byId("dice").addEventListener("click", () => {
       this.seedInput.value = String(Math.floor(Math.random() * 1_000_000));
@@ -72,7 +72,8 @@ export class Panel {
     });
     const menu = byId("menu");
     menu.addEventListener("click", () => this.open(menu.getAttribute("aria-expanded") !== "true"));
-    byId("fork").addEventListener("click", () => this.open(false)); // two pictures need the room
+    byId("fork").addEventListener("click", () => this.backToTheWorld()); // two pictures need the room
+    showWhatOpens(byId<HTMLDetailsElement>("about"));
     document.addEventListener("keydown", (event) => { if (event.key === "Escape") this.open(false); });
   }
 
@@ -80,6 +81,12 @@ export class Panel {
   open(open: boolean): void {
     byId("panel").toggleAttribute("data-open", open);
     byId("menu").setAttribute("aria-expanded", String(open));
+  }
+
+  /** What was chosen is seen: the drawer closes, and a phone's page, where the panel stands below the world, goes up to it. */
+  private backToTheWorld(): void {
+    this.open(false);
+    scrollTo(0, 0);
   }
 
   focusPrompt(): void {
@@ -129,8 +136,9 @@ export class Panel {
       chip.dataset.prompt = prompt;
       chip.setAttribute("aria-pressed", "false");
       chip.addEventListener("click", () => {
+        this.prompt.value = ""; // what was typed before is not where one is now
         this.hooks.onPrompt(prompt);
-        this.open(false);
+        this.backToTheWorld();
       });
       return make("li", {}, chip);
     });
@@ -182,8 +190,8 @@ export class Panel {
     tile.addEventListener("click", () => {
       for (const other of byId("starts").querySelectorAll("button")) other.setAttribute("aria-pressed", String(other === tile));
       this.beginning = beginning;
+      this.backToTheWorld();
       this.hooks.onReset();
-      this.open(false);
     });
     picture.then(
       (bitmap) => {

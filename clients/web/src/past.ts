@@ -23,7 +23,10 @@ export class Past {
     const picture = make("canvas", { width: world.width, height: world.height });
     picture.getContext("2d", { alpha: false })!.drawImage(world, 0, 0);
     const button = make("button", { type: "button" }, picture);
-    button.addEventListener("click", () => this.onChosen(chunk + 1));
+    button.addEventListener("click", () => {
+      scrollTo(0, 0); // on a phone these pictures stand below the world
+      this.onChosen(chunk + 1);
+    });
     this.remove((next) => next === chunk + 1 || oldest === null || next < oldest + ON_THE_WAY);
     this.moments.set(chunk + 1, { button, picture });
     this.list.append(make("li", {}, button));

@@ -1,6 +1,6 @@
 // The elements of talk.html: what they show and what the user does with them. Knows no sound and no server.
 
-import { byId, make, setText } from "../dom";
+import { byId, make, setText, showWhatOpens } from "../dom";
 import type { Line } from "./captions";
 import type { Notice } from "./messages";
 import { QUESTIONS, type Question } from "./questions";
@@ -32,6 +32,7 @@ const QUIETEST_DB = -55; // where a meter begins
 export class Screen {
   private readonly rows = new Map<string, HTMLLIElement>();
   private noteTimer = 0;
+  private following = true; // the newest line is in sight, and stays there
 
   constructor(private readonly wishes: Wishes) {
     byId("begin").addEventListener("click", () => wishes.onBegin(true));
@@ -53,6 +54,10 @@ export class Screen {
       });
       byId("questions").append(make("li", {}, button));
     }
+    showWhatOpens(byId<HTMLDetailsElement>("about"));
+    const list = byId("captions");
+    list.addEventListener("scroll", () => { this.following = list.scrollHeight - list.scrollTop - list.clientHeight < 40; });
+    new ResizeObserver(() => this.follow()).observe(list); // a phone was turned
     this.phase("idle");
   }
 
@@ -119,10 +124,14 @@ export class Screen {
 
   captions(lines: readonly Line[]): void {
     const list = byId("captions");
-    const atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
     for (const [id, row] of this.rows) if (!lines.some((line) => line.id === id)) { row.remove(); this.rows.delete(id); }
     for (const line of lines) this.row(list, line);
-    if (atEnd) list.scrollTop = list.scrollHeight;
+    this.follow();
+  }
+
+  private follow(): void {
+    const list = byId("captions");
+    if (this.following) list.scrollTop = list.scrollHeight;
   }
 
   note(text: string): void {
