@@ -90,8 +90,10 @@ def robot_of(policy: str) -> Robot:
 
 
 @contextlib.contextmanager
-def process(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+def process(command: Sequence[str], *, silent: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """``silent``: what it writes on its error stream is nobody's."""
+    stderr = subprocess.DEVNULL if silent else None
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:
         yield started
     finally:
@@ -122,7 +124,8 @@ def stock_server(policy_ms: float) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with process([sys.executable, "-m", "realtime_omni.bench.stock", str(port), str(policy_ms)]) as server:
+    command = [sys.executable, "-m", "realtime_omni.bench.stock", str(port), str(policy_ms)]
+    with process(command, silent=True) as server:
         began_s = time.perf_counter()
         while not _is_healthy(port):
             if server.poll() is not None or time.perf_counter() - began_s > START_LIMIT_S:

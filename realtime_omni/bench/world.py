@@ -92,7 +92,7 @@ def server(args: argparse.Namespace) -> Iterator[tuple[str, int, float]]:
 
 def _tail(log: IO[bytes]) -> str:
     log.seek(0)
-    return log.read()[-500:].decode(errors="replace")
+    return log.read()[-500:].decode(errors="replace").strip()
 
 
 @dataclass(slots=True)

@@ -52,6 +52,12 @@ def test_without_openpis_server_it_exits_non_zero(
     assert "realtime-omni[bench]" in capsys.readouterr().err
 
 
+def test_a_server_that_does_not_start_says_why(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="did not start"):
+        vla.main(["--policy", "tiny-policy", "--set", "session.nonsense=1", "--chunks", "1"])
+    assert "session.nonsense: unknown field" in capfd.readouterr().err
+
+
 async def test_wrong_chunks_are_not_valid() -> None:
     answers = iter(
         [np.zeros((50, 32), np.float32), np.zeros((50, 31), np.float32), np.full((50, 32), np.nan, np.float32)]
