@@ -231,6 +231,7 @@ def test_start_over_keeps_the_session_and_end_ends_it(open_page: OpenPage, url: 
     world.page.click("#close")
     world.wait("s.phase === 'closed'")
     assert world.text("#card-title") == "You have left the world"
+    assert world.page.locator(".tools button:disabled:visible").count() == 3  # to fork, to go back and to pause
     world.page.click("#card-actions button")
     assert world.moves()["sessionId"] != session
 

@@ -172,9 +172,9 @@ export class Panel {
     );
   }
 
+  /** What acts on a session, here and in the bar; without one it would do nothing. */
   enable(enabled: boolean): void {
-    byId<HTMLButtonElement>("close").disabled = !enabled;
-    byId<HTMLButtonElement>("reset").disabled = !enabled;
+    for (const id of ["close", "reset", "fork", "back", "pause"]) byId<HTMLButtonElement>(id).disabled = !enabled;
   }
 
   private addOwn(file: File): void {
