@@ -133,7 +133,8 @@ def _same(one: Chunk, two: Chunk) -> bool:
 
 def _blocks(kv: KVSpec) -> int:
     """Chunks until the window is full and a rewind can go all the way."""
-    return -(-kv.window.retained_frames // kv.frames_per_block) + 1
+    frames = kv.sink_frames + kv.window_frames + kv.window.rewind_frames
+    return -(-frames // kv.frames_per_block) + 1
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

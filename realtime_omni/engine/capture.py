@@ -16,9 +16,10 @@ from torch import Tensor
 
 from realtime_omni.engine.accounting import Storages, storages
 from realtime_omni.errors import ArgumentError
+from realtime_omni.kv.geometry import WindowGeometry
 from realtime_omni.kv.manager import KVBook
 from realtime_omni.kv.storage import KVStorage
-from realtime_omni.kv.window import FrameRef, WindowGeometry
+from realtime_omni.kv.window import FrameRef
 from realtime_omni.models.base import PackedState, WorldModel
 from realtime_omni.session.values import freeze_json, thaw_json
 from realtime_omni.snapshot.header import TENSOR_NAME, StateRecord, WorkerRecord, kv_name, state_prefix

@@ -3,11 +3,12 @@
 Owns: ``KVSpec`` (what a model declares) and ``CapacityPlan`` (what a device affords). Must not know: tensors,
 devices, sessions.
 
-The formula, with b local branches, W window, S sink, F frames a block, R blocks of rewind (1 by default), A frames that a
-block may write anew beside its own (0 by default), p pages a frame, m blocks in flight, c sessions::
+The formula, with b local branches, W window, S sink, F frames a block, R blocks of rewind (1 by default), D dense frames (W by
+default), A frames that a block may write anew beside its own (0 by default), p pages a frame, m blocks in flight, c sessions::
 
     page_bytes  = 2 * page_tokens * kv_heads * head_dim * dtype_bytes * layers        K and V of all layers
-    managed(c)  = b * (c * (S + W + (R - 1) * F) + m * (F + A)) * p + 2               +2: the null page and one of slack
+    retained    = S + D + ceil((W - D) / F) + (R - 1) * F                             frames
+    managed(c)  = b * (c * retained + m * (F + A)) * p + 2                            +2: the null page and one of slack
     scratch     = m * b * (F * p + ceil(scratch_tokens / page_tokens))
     cross(c)    = c * sum over caches of 2 * b * tokens * heads * head_dim * dtype_bytes * layers
     required(c) = (managed(c) + scratch) * page_bytes + cross(c) + c * model_owned_bytes
@@ -24,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from realtime_omni.errors import ConfigError
-from realtime_omni.kv.window import WindowGeometry
+from realtime_omni.kv.geometry import WindowGeometry
 
 
 class DoesNotFitError(ConfigError, ValueError):

@@ -1,26 +1,7 @@
-"""Sink and window: which committed frames one (session, branch) keeps, and which of them the next block sees.
+"""The committed frames of one (session, branch): reserved, committed, evicted, forgotten, shared.
 
-Owns: the frames of one branch of one session and their absolute indices. Must not know: other branches, tensors,
-clocks.
-
-A frame (one latent frame, ``tokens_per_frame`` tokens) is the unit of eviction and owns whole pages:
-``ceil(tokens_per_frame / page_tokens)`` of them, filled in order, the last perhaps partly. So any resolution works
-with any page size (1,560 tokens and pages of 16: 98 pages, the last half full), and evicting a frame never touches a
-neighbour's page.
-
-With ``n`` frames committed, ``S`` sink, ``W`` window and ``F`` frames a block::
-
-    frame index      0 .. S-1        S .. n-W-1       n-W .. n-W+F-1      n-W+F .. n-1       n .. n+F-1
-                     sink            evicted          retained, unseen    seen               the block in flight
-    seen by block    yes             no               no                  yes                yes (itself)
-
-The block sees ``S + W`` frames *including itself*, as the official ring buffer does. One block more than it can see
-is retained on purpose: a rewind by a block then finds the exact context that block had. ``rewind_blocks = R`` retains
-``(R - 1) F`` frames more, for a rewind by ``R`` blocks. Storage is O(S + W + R F) however long the session runs; the
-absolute index is a number kept apart from storage and simply grows.
-
-With ``dense_frames = D`` a window is dense near and thin far: of what is older than its newest ``D`` frames, the block's own
-included, a block sees only the last frame of each block (``index % F == F - 1``), and all of the sink as ever.
+Owns: the frames of one branch of one session and their absolute indices. Which of them stay and which the next block sees is
+the geometry's to say (:mod:`.geometry`). Must not know: other branches, tensors, clocks.
 """
 
 from __future__ import annotations
@@ -34,6 +15,7 @@ from msgspec import Struct
 
 from realtime_omni.errors import ArgumentError
 from realtime_omni.kv.blocks import PagePool, PageReservation
+from realtime_omni.kv.geometry import WindowGeometry
 
 
 class FrameRef(Struct, frozen=True):
@@ -44,132 +26,6 @@ class FrameRef(Struct, frozen=True):
     index: int
     pages: tuple[int, ...]
     tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class WindowGeometry:
-    """Sizes of a window, in frames and tokens; without ``dense_frames`` all of it is dense. Raises ValueError when they do not
-    make one."""
-
-    sink_frames: int
-    window_frames: int
-    frames_per_block: int
-    tokens_per_frame: int
-    page_tokens: int
-    reset_at_boundary: bool = False
-    rewind_blocks: int = 1
-    opening_frames: int | None = None
-    dense_frames: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("window_frames", "frames_per_block", "tokens_per_frame", "page_tokens", "rewind_blocks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.sink_frames < 0:
-            raise ValueError(f"sink_frames must not be negative, got {self.sink_frames}")
-        if self.window_frames < self.frames_per_block:
-            raise ValueError(
-                f"window_frames={self.window_frames} must hold a block of frames_per_block={self.frames_per_block}"
-            )
-        self._check_dense()
-        opening = self.opening_frames
-        if opening is None:
-            return
-        if not self.reset_at_boundary or not 1 <= opening <= self.frames_per_block:
-            raise ValueError(f"opening_frames={opening} needs reset_at_boundary, and at most a block")
-        if (self.window_frames - opening) % self.frames_per_block:
-            raise ValueError(
-                f"window_frames={self.window_frames} is not {opening} and blocks of {self.frames_per_block} frames"
-            )
-
-    def _check_dense(self) -> None:
-        dense, block = self.dense_frames, self.frames_per_block
-        if dense is None:
-            return
-        if dense % block or not 0 < dense <= self.window_frames:
-            raise ValueError(f"dense_frames={dense} must be whole blocks of {block}, at most the window")
-        if block == 1 or self.reset_at_boundary:
-            raise ValueError("dense_frames: needs blocks of several frames and a window that slides")
-
-    @property
-    def pages_per_frame(self) -> int:
-        """Whole pages that one frame owns: ``ceil(tokens_per_frame / page_tokens)``."""
-        return -(-self.tokens_per_frame // self.page_tokens)
-
-    @property
-    def retained_frames(self) -> int:
-        """The most frames that stay after a commit: ``sink + window + (rewind_blocks - 1) frames_per_block``."""
-        return self.sink_frames + self.window_frames + self.rewind_frames
-
-    def block_frames(self, completed: int) -> int:
-        """Frames of the block that follows ``completed`` ones: ``opening_frames``, where there are, if it begins a window."""
-        if self.opening_frames is None or completed % self.window_frames:
-            return self.frames_per_block
-        return self.opening_frames
-
-    @property
-    def rewind_frames(self) -> int:
-        """Frames kept beyond ``sink + window``, which already serves a rewind by one block."""
-        return (self.rewind_blocks - 1) * self.frames_per_block
-
-    def kept_from(self, completed: int) -> int:
-        """Index of the oldest non-sink frame that stays when ``completed`` frames are committed.
-
-        Sliding: ``max(S, n - W)``, so ``skipped = max(0, n - W - S)`` frames. With ``reset_at_boundary`` the window
-        is emptied whenever a whole number of windows is complete: ``skipped = max(0, W * floor(n / W) - S)``. Both
-        with ``n`` less the frames that ``rewind_blocks`` adds.
-        """
-        completed = max(0, completed - self.rewind_frames)
-        oldest = max(self.sink_frames, completed - self.window_frames)
-        return max(oldest, self._boundary(completed))
-
-    def seen_from(self, completed: int) -> int:
-        """Index of the oldest non-sink frame that the next block sees: ``max(S, n - (W - F))``, but never evicted."""
-        oldest = max(self.sink_frames, completed - (self.window_frames - self.frames_per_block))
-        return max(oldest, self._boundary(completed))
-
-    def dense_from(self, completed: int) -> int:
-        """Index of the oldest non-sink frame from which on the next block sees every one: ``max(S, n - (D - F))``."""
-        dense = self.window_frames if self.dense_frames is None else self.dense_frames
-        return max(self.seen_from(completed), completed - (dense - self.frames_per_block))
-
-    def ends_block(self, index: int) -> bool:
-        """Whether a frame is the last of its block: of what is older than the dense part, these are seen."""
-        return index % self.frames_per_block == self.frames_per_block - 1
-
-    @property
-    def seen_frames(self) -> int:
-        """The most frames that a block sees beside itself, sinks included; it does so as soon as its window is full."""
-        dense = self.window_frames if self.dense_frames is None else self.dense_frames
-        thin = -(-(self.window_frames - dense) // self.frames_per_block)
-        return self.sink_frames + dense - self.frames_per_block + thin
-
-    def restored(self, completed: int, indices: Sequence[int]) -> tuple[int, ...]:
-        """Which of the saved frames ``indices`` a table keeps that goes on after ``completed`` frames.
-
-        Frames that this geometry would have evicted are left out. Raises ArgumentError when frames that the next block
-        sees are missing, or the indices are not what a table can hold.
-        """
-        sink = min(self.sink_frames, completed)
-        kept = [index for index in indices if index < sink or index >= self.kept_from(completed)]
-        tail = kept[sink:]
-        context_from = self.seen_from(completed)
-        whole = kept[:sink] == list(range(sink)) and tail == list(range(completed - len(tail), completed))
-        if not whole or (context_from < completed and (not tail or tail[0] > context_from)):
-            raise ArgumentError(f"these are not the frames of a session after {completed} frames", path="retained")
-        return tuple(kept)
-
-    def ring_place(self, index: int) -> int:
-        """Where a frame lies among ``sink + window`` places that a session uses again and again: no two frames that a block
-        sees share one."""
-        return index if index < self.sink_frames else self.sink_frames + (index - self.sink_frames) % self.window_frames
-
-    def skipped_frames(self, completed: int) -> int:
-        """How many frames have been evicted once ``completed`` are committed; sink frames never are."""
-        return self.kept_from(completed) - self.sink_frames
-
-    def _boundary(self, completed: int) -> int:
-        return completed // self.window_frames * self.window_frames if self.reset_at_boundary else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,14 +80,8 @@ class WindowTable:
     def visible(self) -> tuple[FrameRef, ...]:
         """The committed frames that the current block attends to beside itself, oldest first, without those that it writes
         anew."""
-        size, last = self.geometry, self._completed - self._rewritten
-        first, dense = size.seen_from(self._completed), size.dense_from(self._completed)
-        seen = (
-            frame
-            for frame in self._tail
-            if first <= frame.index < last and (frame.index >= dense or size.ends_block(frame.index))
-        )
-        return (*self._sink, *seen)
+        seen, last = self.geometry.seen(self._completed), self._completed - self._rewritten
+        return (*self._sink, *(frame for frame in self._tail if frame.index in seen and frame.index < last))
 
     def ring(self) -> array[int]:
         """The first page of every frame that the current block sees and of its own, int32 by ``ring_place``. Made when it is
@@ -309,9 +159,10 @@ class WindowTable:
         target = self._completed - frames
         if frames < 0 or target < 0:
             return False
-        first_needed = self.geometry.seen_from(target)
-        first_stored = self._tail[0].index if self._tail else self._completed
-        return first_needed >= first_stored or first_needed >= target
+        if self.geometry.dense_frames is None:  # no gaps, and perhaps thousands of frames
+            first_stored = self._tail[0].index if self._tail else self._completed
+            return self.geometry.seen_from(target) >= min(first_stored, target)
+        return {frame.index for frame in self._tail}.issuperset(self.geometry.seen(target))
 
     def rewind(self, frames: int) -> tuple[FrameRef, ...]:
         """Forget the last ``frames`` committed frames; returns those that were stored, oldest first.
@@ -388,23 +239,14 @@ class WindowTable:
     def check(self) -> None:
         """Recount against the geometry and the pool. Raises AssertionError when the table breaks its own rule."""
         size = self.geometry
-        kept = size.kept_from(self._completed)
-        # After a rewind the tail may start later than the rule allows for, never earlier.
         expected_sink = list(range(min(size.sink_frames, self._completed)))
         if [frame.index for frame in self._sink] != expected_sink:
             raise AssertionError(
                 f"{self.name}: sink holds {[frame.index for frame in self._sink]}, not {expected_sink}"
             )
         tail = [frame.index for frame in self._tail]
-        if (
-            tail != list(range(self._completed - len(tail), self._completed))
-            or len(tail) > size.window_frames + size.rewind_frames
-        ):
-            raise AssertionError(f"{self.name}: tail {tail} is not the end of {self._completed} frames")
-        if size.seen_from(self._completed) < self._completed and (
-            not tail or tail[0] > size.seen_from(self._completed)
-        ):
-            raise AssertionError(f"{self.name}: tail {tail} lacks frames that the next block sees (kept from {kept})")
+        if not size.is_tail(self._completed, tail):
+            raise AssertionError(f"{self.name}: {tail} are not the frames to be kept after {self._completed}")
         if self._reservation is not None and not self._pool.is_open(self._reservation):
             raise AssertionError(f"{self.name}: the block's reservation is not open in the pool")
         for frame in self.retained():
@@ -421,10 +263,15 @@ class WindowTable:
                 self._ring[self.geometry.ring_place(frame.index)] = frame.pages[0]
 
     def _evict(self) -> tuple[FrameRef, ...]:
-        first = self.geometry.kept_from(self._completed)
+        size, tail = self.geometry, self._tail
         evicted: list[FrameRef] = []
-        while self._tail and self._tail[0].index < first:
-            evicted.append(self._tail.popleft())
+        first = size.kept_from(self._completed)
+        while tail and tail[0].index < first:
+            evicted.append(tail.popleft())
+        if size.dense_frames is not None:  # else no frame behind the front goes, and a window may have thousands
+            kept = size.kept(self._completed)
+            evicted += [frame for frame in tail if frame.index not in kept]
+            self._tail = deque(frame for frame in tail if frame.index in kept)
         if evicted:
             self._drop(evicted)
         return tuple(evicted)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from realtime_omni.bench import sessions
+from realtime_omni.kv.capacity import KVSpec
 from realtime_omni.models.null.model import NullWorld
 
 
@@ -52,3 +53,8 @@ def test_a_model_that_is_not_repeatable_is_not_valid(
     status, got = measured(capsys)
     assert (status, got["valid"]) == (1, False)
     assert len(got["wrong"]) == 3  # type: ignore[arg-type]
+
+
+def test_a_window_is_full_after_all_of_its_blocks_however_few_of_their_frames_stay() -> None:
+    thin = KVSpec(1, 1, 1, 1, 3, 75, dense_frames=9, rewind_blocks=2)
+    assert sessions._blocks(thin) == 75 // 3 + 1 + 1

@@ -9,6 +9,7 @@ Faults that were seeded into a copy of the code, one by one, each found within 6
 
 - ``WindowTable.fork`` takes no references, or takes them for the sink only; ``decref`` frees shared pages outright
 - ``WindowTable.fork`` shares the deque with its source, or counts the block in flight; ``kept_from`` ignores ``rewind_blocks``
+- ``kept`` ignores ``rewind_blocks`` in what it leaves of a window that is thin far away
 - the runner's fork shares ``moments`` with the parent; its rewind keeps the state, one moment too many, or the block to write
 - ``remember`` keeps one moment too few; the state remembered is the one after the chunk
 - ``Session.rewind`` keeps prompt, controls, reducer memory, waiting events or epoch; the memento is taken after the commit
@@ -96,6 +97,7 @@ MODELS: dict[str, Callable[[], TinyKVWorld]] = {
     "deferred": lambda: CountingWorld(deferred=True),
     "deferred, prefill": lambda: CountingWorld(deferred=True, prefill=True),
     "no sink": lambda: CountingWorld(sink_frames=0, window_frames=6),
+    "deferred, thin": lambda: CountingWorld(sink_frames=1, window_frames=10, dense_frames=4, deferred=True),
 }
 
 

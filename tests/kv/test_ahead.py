@@ -10,9 +10,9 @@ from realtime_omni.kv.attention import RowPlan
 from realtime_omni.kv.attention.flashinfer import FlashInferPlan
 from realtime_omni.kv.attention.sdpa import SdpaBackend
 from realtime_omni.kv.capacity import KVSpec
+from realtime_omni.kv.geometry import WindowGeometry
 from realtime_omni.kv.manager import KVBook
 from realtime_omni.kv.storage import KVStorage
-from realtime_omni.kv.window import WindowGeometry
 
 REGISTERS = 5
 

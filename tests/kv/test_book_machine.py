@@ -12,7 +12,9 @@ Faults seeded on purpose, one at a time, to see that this machine bites; each wa
 - window: eviction, rewind or release drops no references; eviction before the commit or at reserve; kept or seen window one
   frame too short or too long; reset at the boundary ignored; a rewind keeps one frame too many, forgets the sink, or goes
   where the context is gone; a fork takes no references or shares the list; pages of a frame
-  rounded down; a fork has the block in flight, or its completed count; rewind_blocks ignored in what is kept or in the pool
+  rounded down; a fork has the block in flight, or its completed count; rewind_blocks ignored in what is kept or in the pool;
+  of a thin window: a frame too many or too few is seen or kept, or the wrong one of a block; nothing is given back, or keeps
+  its references; what a rewind needs is given back
 - book: one branch of two rolled back; branches swapped; end keeps the scratch lane; two blocks in one lane; scratch inside
   the pool; a fork without cross-attention rows; order of use not kept; a busy session offered for eviction; the pool sized
   without the blocks in flight
@@ -21,11 +23,19 @@ Faults seeded on purpose, one at a time, to see that this machine bites; each wa
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from realtime_omni.errors import ArgumentError, CapacityError
 from realtime_omni.kv.capacity import KVBranch, KVSpec
@@ -34,14 +44,17 @@ from realtime_omni.kv.manager import BlockReservation, BranchBlock, KVBook
 BEGUN = ("a", "b")
 SESSIONS = (*BEGUN, "c", "d")  # c and d come about by a fork only, or forks would rarely find a free place
 CAPACITY = 3
-# sink, window, frames a block, tokens a frame, page tokens, reset at boundary, blocks of rewind
-GEOMETRIES = (
-    (1, 3, 1, 3, 2, False, 1),
-    (3, 6, 3, 1, 1, False, 1),
-    (0, 4, 2, 5, 2, False, 3),
-    (2, 2, 2, 2, 4, False, 2),
-    (1, 4, 2, 1, 1, True, 1),
-    (1, 3, 1, 1, 1, True, 3),
+Geometry = tuple[int, int, int, int, int, bool, int, int | None]
+"""Sink, window, frames a block, tokens a frame, page tokens, reset at boundary, blocks of rewind, dense frames."""
+GEOMETRIES: tuple[Geometry, ...] = (
+    (1, 3, 1, 3, 2, False, 1, None),
+    (3, 6, 3, 1, 1, False, 1, None),
+    (0, 4, 2, 5, 2, False, 3, None),
+    (2, 2, 2, 2, 4, False, 2, None),
+    (1, 4, 2, 1, 1, True, 1, None),
+    (1, 3, 1, 1, 1, True, 3, None),
+    (1, 6, 3, 1, 1, False, 1, 3),
+    (0, 8, 2, 3, 2, False, 2, 4),
 )
 
 
@@ -56,9 +69,11 @@ class Shadow:
 class BookMachine(RuleBasedStateMachine):
     """See the module."""
 
-    @initialize(geometry=st.sampled_from(GEOMETRIES))
-    def open_book(self, geometry: tuple[int, int, int, int, int, bool, int]) -> None:
-        self.sink, self.window, self.block, tokens, page, self.reset, self.rewind_blocks = geometry
+    geometry: ClassVar[Geometry]
+
+    @initialize()
+    def open_book(self) -> None:
+        self.sink, self.window, self.block, tokens, page, self.reset, self.rewind_blocks, self.dense = self.geometry
         self.spec = KVSpec(
             num_layers=1,
             num_kv_heads=1,
@@ -72,7 +87,8 @@ class BookMachine(RuleBasedStateMachine):
             max_in_flight=2,
             reset_at_boundary=self.reset,
             rewind_blocks=self.rewind_blocks,
-            rewrite_frames=2 * self.block,
+            rewrite_frames=2 * self.block if self.dense is None else 0,
+            dense_frames=self.dense,
         )
         self.book = KVBook(self.spec, sessions=CAPACITY)
         self.per_frame = -(-tokens // page)
@@ -93,11 +109,16 @@ class BookMachine(RuleBasedStateMachine):
         """What a window with one block of rewind holds, and what it held up to ``rewind_blocks - 1`` blocks ago."""
         earlier = max(0, completed - (self.rewind_blocks - 1) * self.block)
         first = max(earlier - self.window, self.boundary(earlier))
-        return {i for i in range(completed) if i < self.sink or i >= first}
+        return {i for i in range(completed) if i < self.sink or (i >= first and not self.thin(i, earlier))}
 
     def seen(self, completed: int) -> set[int]:
         first = max(completed - (self.window - self.block), self.boundary(completed))
-        return {i for i in range(completed) if i < self.sink or i >= first}
+        after = completed + self.block
+        return {i for i in range(completed) if i < self.sink or (i >= first and not self.thin(i, after))}
+
+    def thin(self, index: int, end: int) -> bool:
+        """Whether a frame is older than the dense part of a window that ends so, and not the last of its block."""
+        return self.dense is not None and index < end - self.dense and index % self.block != self.block - 1
 
     def boundary(self, completed: int) -> int:
         return completed // self.window * self.window if self.reset else 0
@@ -137,7 +158,7 @@ class BookMachine(RuleBasedStateMachine):
         if session not in self.shadows or session in self.open or len(self.open) == self.spec.max_in_flight:
             return
         rewritable = sum(index >= self.sink for index in self.shadows[session].stored)
-        if blocks > 2 or blocks * self.block > rewritable:
+        if blocks * self.block > min(rewritable, self.spec.rewrite_frames):
             with pytest.raises(ValueError, match="written anew"):
                 self.book.plan_block(session, rewritten=blocks)
             return
@@ -310,11 +331,15 @@ class BookMachine(RuleBasedStateMachine):
             assert self.book.free_pages == self.fresh
 
 
-BookMachine.TestCase.settings = settings(
-    max_examples=100,
+SETTINGS = settings(
+    max_examples=30,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )
-TestBook = BookMachine.TestCase
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_a_book_does_what_its_rules_say_whatever_happens(geometry: Geometry) -> None:
+    run_state_machine_as_test(type("Book", (BookMachine,), {"geometry": geometry}), settings=SETTINGS)

@@ -7,7 +7,8 @@ import pytest
 
 from realtime_omni.errors import ArgumentError, CapacityError
 from realtime_omni.kv.blocks import NULL_PAGE, PagePool
-from realtime_omni.kv.window import FrameRef, WindowGeometry, WindowTable
+from realtime_omni.kv.geometry import WindowGeometry
+from realtime_omni.kv.window import FrameRef, WindowTable
 
 
 def geometry(sink=3, window=9, block=3, tokens=1, page=1, reset=False, rewind_blocks=1, dense=None) -> WindowGeometry:
@@ -100,6 +101,85 @@ def test_beyond_its_dense_part_a_block_sees_one_frame_of_each_block(sink, window
     assert len(window.visible()) == size.seen_frames
 
 
+def test_what_no_block_will_see_gives_its_pages_back_after_the_commit():
+    """Twenty blocks: 45 to 59 are the window, 54 to 59 dense; then what leaves both. A rollback gives nothing back."""
+    window = table(geometry(sink=0, window=15, block=3, dense=6))
+    run_blocks(window, 20)
+    assert indices(window.retained()) == [47, 50, 53, 54, 55, 56, 57, 58, 59]
+    assert window._pool.free_pages == 3 == window._pool.statistics().total - 1 - window.geometry.retained_frames
+    window.reserve(3)
+    window.rollback()
+    assert len(window.retained()) == 9
+    window.reserve(3)
+    assert indices(window.commit()) == [47, 54, 55]
+    assert window.geometry.skipped_frames(63) == 63 - 9
+
+
+def test_a_window_of_a_full_turn_holds_31_frames_and_three_more_for_each_block_of_rewind():
+    assert geometry(sink=0, window=75, block=3, dense=9).retained_frames == 9 + 66 // 3 == 31
+    assert geometry(sink=0, window=75, block=3, dense=9, rewind_blocks=8).retained_frames == 31 + 7 * 3
+
+
+def test_a_rewind_to_where_the_dense_part_is_thin_by_now_is_refused_and_changes_nothing():
+    """The block at 18 saw frames 15 to 17; after 24 frames 15 and 16 are gone, though no block ends have been evicted yet."""
+    window = table(geometry(sink=0, window=30, block=3, dense=6))
+    run_blocks(window, 7)
+    context = window.visible()
+    run_blocks(window, 1)
+    before = window.retained()
+    with pytest.raises(ArgumentError, match="cannot rewind 6 frames: 24 committed, 12 stored"):
+        window.rewind(6)
+    assert window.retained() == before
+    window.rewind(3)
+    window.check()
+    assert window.visible() == context
+    assert not window.can_rewind(3)
+
+
+@pytest.mark.parametrize("back", [0, 2, 4])
+@pytest.mark.parametrize("blocks", [1, 3, 12])
+def test_a_restored_thin_window_goes_on_as_the_saved_one(blocks, back):
+    size = geometry(sink=1, window=12, block=2, dense=4, rewind_blocks=2)
+    saved, restored = table(size), table(size)
+    run_blocks(saved, blocks)
+    saved.rewind(min(back, saved.completed))
+    restored.restore(saved.completed, indices(saved.retained()))
+    for _ in range(4):
+        restored.check()
+        assert indices(restored.retained()) == indices(saved.retained())
+        assert indices(restored.visible()) == indices(saved.visible())
+        run_blocks(saved, 1)
+        run_blocks(restored, 1)
+
+
+def test_of_saved_frames_those_that_a_thin_window_has_no_use_for_are_left_out():
+    """Saved with all frames, or for more blocks of rewind; what is missing, twice there or out of order is refused."""
+    size = geometry(sink=0, window=12, block=3, dense=3)
+    assert size.restored(30, range(30)) == (20, 23, 26, 27, 28, 29)
+    for wrong in ([20, 26, 27, 28, 29], [20, 23, 26, 27, 28], [23, 20, 26, 29], [20, 23, 26, 26, 29], []):
+        with pytest.raises(ArgumentError, match="not the frames of a session after 30"):
+            size.restored(30, wrong)
+    assert size.restored(30, [23, 26, 29]) == (23, 26, 29), "a rewind has spent the rest"
+
+
+@pytest.mark.parametrize(
+    ("dense", "tails", "none"),
+    [
+        (None, [range(18, 30), range(21, 30)], [range(17, 30), range(25, 30), [18, *range(20, 30)]]),
+        (
+            3,
+            [[20, 23, *range(24, 30)], [20, 23, 26, 27, 28, 29], [23, 26, 29]],
+            [[17, 20, 23, *range(24, 30)], [22, 23, 26, 29], [20, 26, 27, 28, 29], [23, 26], [23, 29, 26], [29]],
+        ),
+    ],
+)
+def test_a_tail_is_what_is_seen_and_of_what_is_kept_the_newest_without_gaps_but_thin_ones(dense, tails, none):
+    """After 30 frames 24 to 29 are seen and 18 to 29 kept; where it is thin, 26 and 29 are seen, and 24 to 29 kept whole."""
+    size = geometry(sink=0, window=9, block=3, rewind_blocks=2, dense=dense)
+    assert all(size.is_tail(30, tail) for tail in tails)
+    assert not any(size.is_tail(30, tail) for tail in none)
+
+
 @pytest.mark.parametrize(
     "how",
     [
@@ -169,15 +249,16 @@ def test_a_full_pool_refuses_the_block_and_changes_nothing():
     window.check()
 
 
-def test_a_long_session_costs_no_more_than_a_short_one():
+@pytest.mark.parametrize(("dense", "kept"), [(None, 12), (3, 3 + 3 + 2)])
+def test_a_long_session_costs_no_more_than_a_short_one(dense, kept):
     """10,000 blocks: the table's length, its object count and the pool stay as they were after the window filled."""
-    window = table(geometry(sink=3, window=9, block=3, tokens=39, page=16))
+    window = table(geometry(sink=3, window=9, block=3, tokens=39, page=16, dense=dense))
     run_blocks(window, 6)
     lengths, objects, free = len(window.retained()), reachable(window), window._pool.free_pages
     run_blocks(window, 9_994)
     assert window.completed == 30_000
-    assert indices(window.retained())[:4] == [0, 1, 2, 29_991]
-    assert len(window.retained()) == lengths == 12
+    assert indices(window.retained())[:4] == [0, 1, 2, 29_991 if dense is None else 29_993]
+    assert len(window.retained()) == lengths == kept
     assert reachable(window) == objects
     assert window._pool.free_pages == free
 
@@ -305,10 +386,11 @@ def test_a_fork_during_a_block_has_what_was_committed_before_it(settle):
     assert pool.free_pages == 19
 
 
+@pytest.mark.parametrize(("frames", "dense", "kept"), [(6, None, 6), (12, 4, 4 + 4), (12, 2, 2 + 5)])
 @pytest.mark.parametrize("blocks", [1, 2, 5])
-def test_with_r_blocks_of_rewind_a_full_window_goes_back_r_blocks_one_by_one_or_at_once(blocks):
-    size = geometry(sink=2, window=6, block=2, rewind_blocks=blocks)
-    assert size.retained_frames == 2 + 6 + (blocks - 1) * 2
+def test_with_r_blocks_of_rewind_a_full_window_goes_back_r_blocks_one_by_one_or_at_once(blocks, frames, dense, kept):
+    size = geometry(sink=2, window=frames, block=2, rewind_blocks=blocks, dense=dense)
+    assert size.retained_frames == 2 + kept + (blocks - 1) * 2
     pool = PagePool(1 + (size.retained_frames + 2) * size.pages_per_frame, run_pages=size.pages_per_frame)
     window = WindowTable("ar::a::main", size, pool)
     contexts = []

@@ -32,6 +32,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "paged": TinyKVWorld,
     "deferred": lambda: TinyKVWorld(deferred=True, prefill=True),
     "two branches": lambda: TinyKVWorld(branches=("cond", "free"), sink_frames=0),
+    "thin": lambda: TinyKVWorld(window_frames=8, dense_frames=2),
     "recurrent": TinyRecurrentWorld,
 }
 anybody = st.integers(0, 11)

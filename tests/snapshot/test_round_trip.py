@@ -48,6 +48,7 @@ MODELS: dict[str, Any] = {
     "two branches": {"branches": ("cond", "free")},
     "with a start block": {"prefill": True},
     "no sink": {"sink_frames": 0, "window_frames": 4},
+    "thin": {"window_frames": 8, "dense_frames": 2},
     "deferred": {"deferred": True, "branches": ("cond", "free")},
 }
 
