@@ -84,7 +84,8 @@ class Run:
 
     def __init__(self, args: argparse.Namespace, team: Team) -> None:
         self.args, self.team = args, team
-        self.config = tiny_config() if args.tiny else NetworkConfig(**SHIPPED)
+        config = NetworkConfig.load(args.config) if args.config else NetworkConfig(**SHIPPED)
+        self.config = tiny_config() if args.tiny else config
         torch.manual_seed(args.seed)
         self.net = TinyWorldNet(self.config).to(team.device)
         self.began = time.monotonic()
@@ -317,6 +318,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--state", default="/tmp/tiny_world", help="checkpoints, on a local disk")
     parser.add_argument("--out", default="out", help="weights, configuration and losses")
     parser.add_argument("--weights", help="weights to go on from; default: new ones")
+    parser.add_argument("--config", type=Path, help="the network's configuration (JSON); default: what ships")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds-a", type=float, default=440)
     parser.add_argument("--seconds-b", type=float, default=260)
