@@ -11,11 +11,12 @@ import contextlib
 import errno
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import uvicorn
 from fastapi import FastAPI
@@ -54,10 +55,19 @@ def serve(config: Config, *beside: Config, note: str = "") -> None:
         from realtime_omni.manager import SessionManager
 
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        runner = asyncio.Runner(loop_factory=_loop_factory())
-        with runner, contextlib.suppress(asyncio.CancelledError):  # a second signal while stopping
-            managers = [SessionManager(config=each) for each in (config, *beside)]
-            runner.run(_serve(managers, settings, listener, robots, note))
+        try:
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                managers = [SessionManager(config=each) for each in (config, *beside)]
+                runner.run(_serve(managers, settings, listener, robots, note))
+        except asyncio.CancelledError:  # a signal before anybody was served, or a second one
+            _leave()
+
+
+def _leave() -> NoReturn:
+    """End at once. The thread of a model that is being loaded is in native code, and an interpreter that shuts down would end
+    it there by aborting the process."""
+    logging.shutdown()
+    os._exit(0)
 
 
 YOUNG_OBJECTS = 10_000

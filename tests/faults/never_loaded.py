@@ -1,4 +1,4 @@
-"""A model that takes for ever to load."""
+"""Models that take for ever to load."""
 
 from __future__ import annotations
 
@@ -12,3 +12,16 @@ class NeverLoaded:
         print("loading", flush=True)
         threading.Event().wait()
         raise AssertionError("unreachable")
+
+
+class AlwaysComputing:
+    """In native code all the time, as where weights are read and converted."""
+
+    @classmethod
+    def from_config(cls, config: object) -> NoReturn:
+        import torch
+
+        weights = torch.zeros(64, 64)
+        print("loading", flush=True)
+        while True:
+            weights = weights @ weights

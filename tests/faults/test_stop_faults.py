@@ -40,10 +40,10 @@ async def test_a_start_that_is_given_up_does_not_wait_for_the_model(monkeypatch:
     assert not manager._thread._thread.is_alive()
 
 
-def test_one_signal_ends_a_server_that_is_still_loading() -> None:
-    model = "never_loaded:NeverLoaded"
+@pytest.mark.parametrize("model", ["NeverLoaded", "AlwaysComputing"])
+def test_one_signal_ends_a_server_that_is_still_loading(model: str) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "realtime_omni.cli", "serve", model, "--port", "0"],
+        [sys.executable, "-m", "realtime_omni.cli", "serve", f"never_loaded:{model}", "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
