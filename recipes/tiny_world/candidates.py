@@ -8,6 +8,8 @@ best comes after, on its own seeds.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -62,28 +64,30 @@ class Bench:
     def play(self) -> Play:
         return Play(self.cached, self.config, self.rows, self.device)
 
-    def clips(self, weights: dict[str, Tensor]) -> dict:
-        """PSNR and sharpness of `weights` on the clips; the network keeps its own weights."""
+    @contextmanager
+    def wearing(self, weights: dict[str, Tensor], seed: int) -> Iterator[None]:
+        """The network with `weights`, and torch's draws from `seed` on; then with its own again."""
         own = {name: value.clone() for name, value in self.net.state_dict().items()}
         self.net.load_state_dict(weights)
-        torch.manual_seed(CLIP_SEED)
-        truth = to_signed(self.truth)
-        scores = picture_scores(truth, self.play().clip(truth[:, :CONTEXT], self.keys, self.place))
+        torch.manual_seed(seed)
+        yield
         self.net.load_state_dict(own)
+
+    def clips(self, weights: dict[str, Tensor]) -> dict:
+        """PSNR and sharpness of `weights` on the clips."""
+        truth = to_signed(self.truth)
+        with self.wearing(weights, CLIP_SEED):
+            scores = picture_scores(truth, self.play().clip(truth[:, :CONTEXT], self.keys, self.place))
         return {name: scores[name] for name in ("psnr_db", "psnr_db_copy_last", "sharpness_ratio")}
 
     def turns(self, weights: dict[str, Tensor]) -> dict:
-        """The view after turns on the spot, in dB (`turn_scores`); the network keeps its own weights."""
-        own = {name: value.clone() for name, value in self.net.state_dict().items()}
-        self.net.load_state_dict(weights)
-        torch.manual_seed(TURN_SEED)
+        """The view after turns on the spot, in dB (`turn_scores`)."""
 
         def rollout(start: Tensor, keys: Tensor, places: Tensor, seed: int) -> Tensor:
             return self.play().clip(start, keys, places)
 
-        scores = turn_scores(self.simulator, rollout, self.rows, TURN_SEED, self.config.frames_per_block)
-        self.net.load_state_dict(own)
-        return scores
+        with self.wearing(weights, TURN_SEED):
+            return turn_scores(self.simulator, rollout, self.rows, TURN_SEED, self.config.frames_per_block)
 
     @functools.cached_property
     def told(self) -> tuple[LongRuns, PlaceClassifier]:
