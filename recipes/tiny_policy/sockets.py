@@ -56,8 +56,10 @@ class SocketRobots:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._runner.run(self._close())
-        self._runner.close()
+        try:
+            self._runner.run(self._close())
+        finally:
+            self._runner.close()
 
     def ask(self, request: Request) -> Tensor:
         """Chunks [B, H, 3] in robot units, all robots' observations sent together."""

@@ -12,13 +12,15 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.typing import Subprotocol
 
 from realtime_omni.server.policy import PolicyRequest
 from realtime_omni.testing.null_policy import SOURCE_CONTRACT, NullPolicy
 from realtime_omni_client import PolicyClient, PolicyServerError, PolicyStream, PolicyTimeoutError
 from realtime_omni_client.errors import ConnectError, ConnectionLostError, SessionClosedError
 from realtime_omni_client.policy import policy_url
-from realtime_omni_protocols.openpi import pack, unpack
+from realtime_omni_client.transport import WebSocketTransport, websocket_connector
+from realtime_omni_protocols.openpi import STREAM_PROTOCOL, pack, unpack
 from realtime_omni_protocols.openpi.stream_messages import ActionChunk
 from server.robot_server import served
 from server.robots import Gate, observation
@@ -204,6 +206,21 @@ async def test_a_binary_error_map_is_raised_and_never_returned() -> None:
         await call(client.close)
 
 
+async def test_a_server_that_greets_with_an_error_is_raised_and_the_connection_is_closed() -> None:
+    over = asyncio.Event()
+
+    async def handle(socket: ServerConnection) -> None:
+        await socket.send("Traceback (most recent call last): no weights")
+        await socket.wait_closed()
+        over.set()
+
+    async with serve(handle, "127.0.0.1", 0) as server:
+        with pytest.raises(PolicyServerError, match="no weights"):
+            await call(PolicyClient, f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        async with asyncio.timeout(20):
+            await over.wait()
+
+
 # ---- streaming
 
 
@@ -289,6 +306,45 @@ async def test_a_stream_resumes_its_session_in_the_background() -> None:
                 await asyncio.sleep(0.01)
         assert (await robot.next_chunk()).start_tick == 4
         assert policy.sessions == 1
+
+
+async def test_a_stream_that_was_left_has_closed_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever leaves may end the event loop next, and then nobody closes a socket any more."""
+    close, closed = WebSocketTransport.close, []
+
+    async def slowly(transport: WebSocketTransport) -> None:
+        await asyncio.sleep(0.05)  # a server that takes its time for its half of the handshake
+        await close(transport)
+        closed.append(transport)
+
+    monkeypatch.setattr(WebSocketTransport, "close", slowly)
+    async with served(NullPolicy()) as url:
+        async with PolicyStream.connect(url):
+            pass
+        assert len(closed) == 1
+
+
+async def test_who_is_cancelled_while_closing_leaves_no_open_socket() -> None:
+    """The server here is frozen, and never says its half of the closing handshake."""
+    thaw = asyncio.Event()
+
+    async def handle(socket: ServerConnection) -> None:
+        socket.transport.pause_reading()
+        await thaw.wait()
+        socket.transport.abort()
+
+    async with serve(handle, "127.0.0.1", 0, subprotocols=[Subprotocol(STREAM_PROTOCOL)]) as server:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        transport = await websocket_connector(url, api_key=None, open_timeout_s=20, protocol=STREAM_PROTOCOL)()
+        assert isinstance(transport, WebSocketTransport)
+        socket = transport._ws.transport.get_extra_info("socket")
+        closing = asyncio.create_task(transport.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        assert closing.cancelled()
+        assert socket.fileno() == -1
+        thaw.set()
 
 
 async def test_a_stream_that_cannot_begin_says_why() -> None:

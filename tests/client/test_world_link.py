@@ -39,7 +39,7 @@ class Script:
         self.lines = list(lines)
         self.then = then
         self.sent: list[dict[str, Any]] = []
-        self.closed = False
+        self.closing = self.closed = False
 
     async def send(self, text: str) -> None:
         self.sent.append(json.loads(text))
@@ -54,6 +54,8 @@ class Script:
         raise TransportClosedError
 
     async def close(self) -> None:
+        self.closing = True
+        await asyncio.sleep(0.01)  # a real one waits for the server's half of the handshake
         self.closed = True
 
 
@@ -171,6 +173,14 @@ async def test_a_server_that_closes_ends_the_iteration_with_its_reason() -> None
         assert (await world.next_chunk()).chunk_index == 0  # what had arrived is still handed out
         with pytest.raises(SessionClosedError, match="evicted"):
             await anext(aiter(world))
+
+
+async def test_who_leaves_while_the_socket_is_being_closed_waits_until_it_is() -> None:
+    script = Script(HELLO, RAW, CLOSED | {"seq": 2})
+    async with client(script):
+        while not script.closing:
+            await asyncio.sleep(0)
+    assert script.closed
 
 
 async def test_latents_keep_their_shape() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,5 +103,10 @@ def test_the_policy_of_the_package_is_the_same_over_the_socket():
 
 
 def test_an_evaluation_is_not_of_a_mode_that_the_server_does_not_offer():
-    with serving() as url, pytest.raises(SystemExit, match="this deployment offers trained, auto, none"):
-        evaluate.main(["--episodes", "1", "--url", url, "--rtc", "vjp"])
+    gc.collect()
+    with warnings.catch_warnings(record=True) as left:
+        warnings.simplefilter("always", ResourceWarning)
+        with serving() as url, pytest.raises(SystemExit, match="this deployment offers trained, auto, none"):
+            evaluate.main(["--episodes", "1", "--url", url, "--rtc", "vjp"])
+        gc.collect()
+    assert [str(each.message) for each in left if each.category is ResourceWarning] == [], "a socket was left open"

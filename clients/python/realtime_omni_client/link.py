@@ -117,6 +117,7 @@ class WorldLink:
         self.failure: SessionFailedError | None = None
         self.ask_error: RefusedError | None = None
         self.ended: WorldError | None = None
+        self.leaving = False  # the session is over, and `run` ends by itself when the socket is closed
         self.displayed = self.side.next_frame
         self.replayed: asyncio.Future[bool] | None = None  # of the log that is being played: whether to its end
         self.dropped = self.notices_dropped = 0
@@ -206,6 +207,7 @@ class WorldLink:
             self.side.connection_lost()
             if asyncio.get_running_loop().time() - since >= STABLE_S:
                 self._attempt = 0
+            self.leaving = not self.side.can_resume
             await transport.close()
 
     def _receive_binary(self, data: bytes) -> list[Arrival]:

@@ -214,12 +214,13 @@ class PolicyClient:
             raise ConnectError(f"no connection to the server: {error}") from error
         try:
             self._greet()
-        except (ConnectionClosed, TimeoutError):
+        except BaseException as error:  # whoever makes a client has none to close yet
             self._drop()
-            raise ConnectError("the server did not greet") from None
-        except PolicyError as error:
-            self._drop()
-            raise ProtocolViolation(str(error)) from None
+            if isinstance(error, ConnectionClosed | TimeoutError):
+                raise ConnectError("the server did not greet") from None
+            if isinstance(error, PolicyError):
+                raise ProtocolViolation(str(error)) from None
+            raise
 
     def _greet(self) -> None:
         assert self._ws is not None
@@ -235,7 +236,6 @@ class PolicyClient:
             self._until((Started, Resumed), self._timeout_s)
         except PolicyServerError as error:
             if error.code != "session_not_found":
-                self._drop()
                 raise
             self._start_afresh()
         if self._stream.owes_reset:

@@ -265,8 +265,8 @@ class PolicyStream:
         self._changed.set()
 
     async def _stop(self) -> None:
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
         if self._task is not None:
+            if self._ended is None:  # otherwise the task is only closing its socket, which it must be able to finish
+                self._task.cancel()
+            self._end(SessionClosedError("client"))
             await asyncio.wait([self._task])
-        self._end(SessionClosedError("client"))

@@ -36,7 +36,8 @@ class Transport(Protocol):
         """`TransportClosedError` when the connection is gone."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Afterwards the socket is closed, also when this was cancelled."""
 
 
 Connector: TypeAlias = Callable[[], Awaitable[Transport]]
@@ -59,7 +60,12 @@ class WebSocketTransport:
             raise TransportClosedError from None
 
     async def close(self) -> None:
-        await self._ws.close()
+        """The closing handshake; who is cancelled within it leaves a socket that is closed all the same."""
+        try:
+            await self._ws.close()
+        except BaseException:
+            self._ws.transport.abort()
+            raise
 
 
 def websocket_connector(url: str, *, api_key: str | None, open_timeout_s: float, protocol: str = PROTOCOL) -> Connector:
@@ -83,9 +89,10 @@ def websocket_connector(url: str, *, api_key: str | None, open_timeout_s: float,
         except (OSError, TimeoutError, InvalidHandshake, InvalidURI, ConnectionClosed, ValueError) as error:
             # ValueError: what urllib says of an address, ours or the one a server redirects to
             raise ConnectError(f"no connection to the server: {error}") from error
+        transport = WebSocketTransport(ws)
         if ws.subprotocol != protocol:
-            await ws.close()
+            await transport.close()
             raise ConnectError(f"the server does not speak {protocol}")
-        return WebSocketTransport(ws)
+        return transport
 
     return open_socket

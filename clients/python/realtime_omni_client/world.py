@@ -148,9 +148,9 @@ class WorldClient:
         await self._stop()
 
     async def _stop(self) -> None:
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
         if self._task is not None:
+            if not self._live.leaving:
+                self._task.cancel()
             await asyncio.wait([self._task])
         self._live.end(SessionClosedError("client"))
 
