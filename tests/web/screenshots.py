@@ -14,7 +14,7 @@ from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
-from world_page import BROWSER_ARGS, LAPTOP, PHONE, PHONE_ON_ITS_SIDE, ROOT, World, running_server
+from world_page import BROWSER_ARGS, LAPTOP, PHONE, PHONE_ON_ITS_SIDE, ROOT, World, running_server, until
 
 SHOTS = (("laptop", LAPTOP, 1), ("phone", PHONE, 2), ("phone-landscape", PHONE_ON_ITS_SIDE, 2))
 QUALITY = 75  # of WebP, in percent: letters stay sharp
@@ -73,12 +73,13 @@ def take_robot(browser: Browser, url: str, out: Path) -> None:
     for joining, episodes in (("trained", 4), ("none", 4)):
         page.click(f"#joinings button:text('{joining}')")
         score = f"robotDemo.stats().scores?.find((one) => one.joining === '{joining}')"
-        page.wait_for_function(f"({score}?.episodes ?? 0) >= {episodes}", timeout=180_000)
+        until(page, f"({score}?.episodes ?? 0) >= {episodes}", 180)
     page.click("#joinings button:text('trained')")
-    page.wait_for_function(
+    until(
+        page,
         "(({ joining, phase, episode_tick, plan }) =>"
         " joining === 'trained' && phase === 'running' && episode_tick > 20 && plan.length > 8)(robotDemo.stats())",
-        timeout=60_000,
+        60,
     )
     save(page, out / "robot-laptop.webp")
     page.close()
@@ -100,7 +101,7 @@ def take_talk(browser: Browser, url: str, out: Path) -> None:
         ("sum", "s.interruptions === 1 && s.floor === 'voice'"),
     ):
         page.click(f'[data-question="{name}"]')
-        page.wait_for_function(f"() => {{ const s = realtimeTalk.stats(); return {then}; }}", polling=30)
+        until(page, f"((s) => {then})(realtimeTalk.stats())", look_every_ms=30)
     save(page, out / "page-talk.webp")
     page.close()
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from web.world_page import ROOT, StartServer
+from web.world_page import ROOT, StartServer, until
 
 pytestmark = pytest.mark.browser
 
-WALKS = "() => document.getElementById('status').textContent.includes('walks')"
+WALKS = "document.getElementById('status').textContent.includes('walks')"
 # How many chunks, errors and applied events the server has told of: `window.answers["chunk"]`.
 COUNT = """() => {
     window.answers = {};
@@ -63,14 +63,14 @@ def page_of(browser: Any, origin: str, server: str) -> Any:
 
 def test_a_page_of_a_listed_origin_shows_the_world_and_steers_it(browser: Any, server: str, origins: list[str]) -> None:
     page = page_of(browser, origins[0], server)
-    page.wait_for_function(WALKS)
+    until(page, WALKS)
     page.evaluate(COUNT)
     before = page.evaluate("document.querySelector('canvas').toDataURL()")
     page.keyboard.down("w")
-    page.wait_for_function("answers['event.applied'] >= 1 && answers['chunk'] >= 8")  # further than what is made ahead
+    until(page, "answers['event.applied'] >= 1 && answers['chunk'] >= 8")  # further than what is made ahead
     page.keyboard.up("w")
     page.locator("#places button").last.click()
-    page.wait_for_function("answers['event.applied'] >= 3")
+    until(page, "answers['event.applied'] >= 3")
     assert page.evaluate("document.querySelector('canvas').toDataURL()") != before
     assert page.evaluate("answers['error'] ?? 0") == 0
     page.close()

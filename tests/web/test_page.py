@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from web.world_page import LAPTOP, LAPTOP_SMALL, PHONE, PHONE_ON_ITS_SIDE, OpenPage, StartServer, World
+from web.world_page import LAPTOP, LAPTOP_SMALL, PHONE, PHONE_ON_ITS_SIDE, OpenPage, StartServer, World, until
 
 pytestmark = pytest.mark.browser
 
@@ -346,7 +346,7 @@ def test_nothing_covers_the_names_of_the_two_places(open_page: OpenPage, url: st
     for field in ("#first-form input", "#branch-form input"):
         world.page.fill(field, "a green garden")
         world.page.press(field, "Enter")
-    world.page.wait_for_function("document.querySelectorAll('.place:not([hidden])').length === 2")
+    until(world.page, "document.querySelectorAll('.place:not([hidden])').length === 2")
     covered = world.page.evaluate("""() => {
         const seen = (element) => element.getClientRects().length > 0;
         const box = (element) => element.getBoundingClientRect();

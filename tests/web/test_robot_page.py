@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from web.world_page import PHONE, ROOT, OpenPage
+from web.world_page import PHONE, ROOT, OpenPage, until
 
 pytestmark = [
     pytest.mark.browser,
@@ -22,7 +22,7 @@ pytestmark = [
     ),
 ]
 
-LIVENESS_MS = 60_000
+LIVENESS_S = 60
 PIXELS = """() => {
     const canvas = document.querySelector('#top');
     const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
@@ -53,17 +53,15 @@ def test_the_page_shows_the_robot_at_work_and_what_is_asked_of_it(
 ):
     process, url = demo
     page = open_page(url, viewport=PHONE, touch=True).page
-    page.wait_for_function("robotDemo.stats().shown >= 2", timeout=LIVENESS_MS)
+    until(page, "robotDemo.stats().shown >= 2", LIVENESS_S)
     before = page.evaluate(PIXELS)
     assert len(set(before)) > 20
     page.click("button[aria-label='stack the red block on the blue block']")
-    page.wait_for_function(
-        "document.querySelector('#words').textContent.startsWith('stack the red')", timeout=LIVENESS_MS
-    )
+    until(page, "document.querySelector('#words').textContent.startsWith('stack the red')", LIVENESS_S)
     page.click("#joinings button:text('none')")
     page.fill("#delay", "3")
-    page.wait_for_function("robotDemo.stats().delay === 3", timeout=LIVENESS_MS)
-    page.wait_for_function("robotDemo.stats().switches > 0", timeout=LIVENESS_MS)
+    until(page, "robotDemo.stats().delay === 3", LIVENESS_S)
+    until(page, "robotDemo.stats().switches > 0", LIVENESS_S)
     assert "picture" in page.inner_text("#strip")
     assert page.evaluate(PIXELS) != before
 
@@ -71,5 +69,5 @@ def test_the_page_shows_the_robot_at_work_and_what_is_asked_of_it(
     assert children
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 0
-    page.wait_for_selector("#link[data-tone='bad']", state="attached", timeout=LIVENESS_MS)
+    page.wait_for_selector("#link[data-tone='bad']", state="attached", timeout=LIVENESS_S * 1000)
     assert not [child for child in children if child.is_running()]

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from web.world_page import PHONE, OpenPage, StartServer
+from web.world_page import PHONE, OpenPage, StartServer, until
 
 pytestmark = pytest.mark.browser
 
@@ -35,6 +35,12 @@ def test_it_opens_under_the_servers_own_content_security_policy(open_page: OpenP
     assert "default-src 'self'" in policy
     assert "unsafe" not in policy
     assert world.page.locator("#tabs").is_hidden()  # there is no voice
+
+
+def test_what_is_waited_for_under_that_policy_may_come_later(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    world.page.evaluate("() => { setTimeout(() => { window.later = true; }, 300); }")
+    until(world.page, "window.later")
 
 
 def test_the_prompts_of_the_model_are_offered_and_work(open_page: OpenPage, url: str) -> None:
@@ -104,8 +110,8 @@ def test_what_is_chosen_on_a_phone_is_seen_and_what_opens_too(open_page: OpenPag
     world.page.fill("#prompt", "noon")
     world.page.evaluate("scrollTo(0, 300)")
     world.page.locator("#prompts button").last.tap()
-    world.page.wait_for_function("scrollY === 0")
+    until(world.page, "scrollY === 0")
     assert world.page.input_value("#prompt") == ""
     world.page.locator("#about summary").tap()
     assert world.page.locator("#facts").is_visible()
-    world.page.wait_for_function("document.getElementById('about').getBoundingClientRect().bottom <= innerHeight + 1")
+    until(world.page, "document.getElementById('about').getBoundingClientRect().bottom <= innerHeight + 1")

@@ -15,7 +15,7 @@ import av
 import numpy as np
 import pytest
 
-from web.world_page import BROWSER_ARGS, PAGE, PHONE, OpenPage, StartServer
+from web.world_page import BROWSER_ARGS, PAGE, PHONE, OpenPage, StartServer, until
 
 pytestmark = pytest.mark.browser
 
@@ -84,7 +84,7 @@ class TalkPage:
 
     def wait(self, condition: str) -> dict[str, Any]:
         """Until a JavaScript condition over ``s`` (the statistics) holds."""
-        self.page.wait_for_function(f"() => {{ const s = realtimeTalk.stats(); return {condition}; }}", polling=20)
+        until(self.page, f"((s) => {condition})(realtimeTalk.stats())", look_every_ms=20)
         return self.stats()
 
     def begin(self, *, microphone: bool) -> None:
@@ -133,10 +133,11 @@ def test_escape_stops_it_and_a_lost_connection_is_the_same_call(open_talk: Any, 
     stopped = talk.wait("!s.sounding && s.interruptions === 1 && s.lines[1].done")
     assert stopped["live"]
     assert len(stopped["lines"]) == 2
-    talk.page.wait_for_function(
-        "() => { const { text, unheard } = realtimeTalk.stats().lines[1];"
-        " return text + unheard === document.querySelector('#captions [data-who=voice] p').textContent"
-        f" && text.length < {len(LINE)}; }}"
+    until(
+        talk.page,
+        "(({ text, unheard }) =>"
+        " text + unheard === document.querySelector('#captions [data-who=voice] p').textContent"
+        f" && text.length < {len(LINE)})(realtimeTalk.stats().lines[1])",
     )
 
 
@@ -215,7 +216,7 @@ def test_a_server_with_a_world_and_a_voice_links_their_pages(open_talk: Any, url
     page = open_talk(url).page
     with page.expect_navigation():
         page.click("#tabs a:has-text('World')")
-    page.wait_for_function("() => realtimeOmni.stats().phase === 'live'")
+    until(page, "realtimeOmni.stats().phase === 'live'")
     assert page.locator("#model option").all_inner_texts() == ["null"]
     with page.expect_navigation():
         page.click("#tabs a:has-text('Talk')")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from web.world_page import ROOT, OpenPage, StartServer, World
+from web.world_page import ROOT, OpenPage, StartServer, World, until
 
 WEIGHTS = ROOT / "realtime_omni" / "models" / "tiny_world" / "weights" / "model.safetensors"
 CLASSIFIER = ROOT / "recipes" / "tiny_world" / "classifier.safetensors"
@@ -72,7 +72,7 @@ def turn(world: World, key: str) -> int:
     event = world.stats()["nextEventId"]
     world.page.keyboard.down(key)
     held = f"window.shown.filter((frame) => frame.applied >= {event}).length >= {HELD_FRAMES}"
-    world.page.wait_for_function(f"() => {held}", timeout=30_000, polling=30)
+    until(world.page, held, 30, 30)
     world.page.keyboard.up(key)
     shown = world.page.evaluate("window.shown")
     world.wait(f"s.appliedEventId >= {event + 1}", 30)

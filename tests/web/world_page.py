@@ -87,6 +87,17 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path, timeout_s: 
     raise RuntimeError(f"no server at {url}:\n{log.read_text()[-3000:]}")
 
 
+def until(page: Any, condition: str, timeout_s: float | None = None, look_every_ms: float | None = None) -> None:
+    """Until a JavaScript expression holds (by default looked at for every picture, as long as the page's time-out says).
+
+    The only way to wait: Playwright's own takes any string, and evaluates one that is no function anew at every look. Only
+    at the first one the page's content security policy lets it, so such a test passes until a machine is slow.
+    """
+    page.wait_for_function(
+        f"() => ({condition})", timeout=None if timeout_s is None else timeout_s * 1000, polling=look_every_ms
+    )
+
+
 class World:
     """A page under test and the words of its tests."""
 
@@ -99,9 +110,7 @@ class World:
 
     def wait(self, condition: str, timeout_s: float = 15.0) -> dict[str, Any]:
         """Until a JavaScript condition over ``s`` (the statistics) holds."""
-        self.page.wait_for_function(
-            f"() => {{ const s = realtimeOmni.stats(); return {condition}; }}", timeout=timeout_s * 1000, polling=30
-        )
+        until(self.page, f"((s) => {condition})(realtimeOmni.stats())", timeout_s, 30)
         return self.stats()
 
     def moves(self, frames: int = 6, timeout_s: float = 15.0) -> dict[str, Any]:
