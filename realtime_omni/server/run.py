@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import ipaddress
 import logging
 import os
 import signal
@@ -107,6 +108,7 @@ async def _serve(
     with _signals(stop, serving):
         async with contextlib.AsyncExitStack() as stack:
             for manager in managers:  # in turn: two threads that import torch's parts at once could meet half-made ones
+                print(f"loading {manager.config.model}", file=sys.stderr, flush=True)
                 await stack.enter_async_context(manager)
             where = await stack.enter_async_context(_listening(managers, settings, listener, robots))
             keep_for_good()
@@ -140,6 +142,8 @@ async def _listening(
         backend = backends[0] if backends else None
         app = create_app(first, settings, robots=backend, calls=calls, beside=beside)
         where = await stack.enter_async_context(running(app, settings, listener))
+        if _is_every_address(settings.host):
+            where += " and this computer's other addresses"
         if robots is not None:
             url = await stack.enter_async_context(running(create_policy_app(app.state.robots), settings, robots))
             where += f", robots also on {url.replace('http', 'ws', 1)}"
@@ -184,6 +188,8 @@ async def running(app: FastAPI, settings: ServerSettings, listener: socket.socke
         if task.done():
             raise ConfigError("server: the listening side did not start", path="server")
         host, port = listener.getsockname()[:2]
+        if _is_every_address(host):  # no address that a browser could open
+            host = "::1" if ":" in host else "127.0.0.1"
         yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     finally:
         await asyncio.gather(*(hub.shutdown(settings.shutdown_timeout_s) for hub in app.state.hubs))
@@ -194,6 +200,13 @@ async def running(app: FastAPI, settings: ServerSettings, listener: socket.socke
             await asyncio.wait([task])
         for hub in app.state.hubs:
             hub.close()
+
+
+def _is_every_address(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def bind(settings: ServerSettings, port: int | None = None) -> socket.socket:

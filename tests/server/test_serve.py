@@ -35,11 +35,10 @@ from server.wire import Client, eventually
 READY_S = 60
 
 
-def server_process(*overrides: str) -> subprocess.Popen[str]:
+def server_process(*overrides: str, **environment: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "realtime_omni.cli", "serve", "null", "--port", "0", *overrides]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+    env = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 
 @pytest.fixture
@@ -101,6 +100,19 @@ def test_a_public_host_without_a_key_is_refused_with_one_line() -> None:
     assert out == ""
     assert "REALTIME_OMNI_API_KEY" in errors
     assert "Traceback" not in errors
+
+
+def test_on_every_address_it_names_one_that_opens_here() -> None:
+    process = server_process("--host", "0.0.0.0", REALTIME_OMNI_API_KEY="s3cret")
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stderr.readline() == "loading null\n"
+        line = process.stdout.readline()
+        assert re.search(r" on http://127\.0\.0\.1:\d+ and this computer's other addresses ", line), line
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
 
 
 def test_an_address_in_use_is_refused_before_the_model_is_loaded() -> None:
