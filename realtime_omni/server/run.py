@@ -108,7 +108,8 @@ async def _serve(
     with _signals(stop, serving):
         async with contextlib.AsyncExitStack() as stack:
             for manager in managers:  # in turn: two threads that import torch's parts at once could meet half-made ones
-                print(f"loading {manager.config.model}", file=sys.stderr, flush=True)
+                sys.stderr.write(f"loading {manager.config.model}\n")
+                sys.stderr.flush()
                 await stack.enter_async_context(manager)
             where = await stack.enter_async_context(_listening(managers, settings, listener, robots))
             keep_for_good()
