@@ -9,7 +9,7 @@ from models.voice.dense_llama import dense_logits
 from realtime_omni.errors import ConfigError
 from realtime_omni.models.voice.lm.convert import load
 from realtime_omni.models.voice.lm.language import MOST_TOKENS, SYSTEM, Language
-from realtime_omni.models.voice.lm.network import Llama
+from realtime_omni.models.voice.lm.network import Llama, Matrix
 from realtime_omni.models.voice.lm.sequences import Sequences
 from realtime_omni.models.voice.lm.tokens import ChatTokens
 
@@ -105,6 +105,17 @@ def test_the_converted_network_computes_what_the_files_weights_do(tiny):
     sequences.begin("a", tokens)
     got = sequences.feed({"a": tokens})[0].double()
     assert torch.corrcoef(torch.stack((got, want)))[0, 1] > 0.999
+
+
+@pytest.mark.parametrize("offset", [1, 4, 8, 16])
+def test_a_matrix_may_lie_anywhere_in_a_file(offset):
+    """With AVX-512 torch's kernel ends the process at an address that is no multiple of 16."""
+    room = torch.randint(-100, 100, (64 * 32 + 16,), dtype=torch.int8)
+    weight, scale = room[offset : offset + 64 * 32].view(64, 32), torch.ones(64, dtype=torch.bfloat16)
+    matrix = Matrix(weight, scale)
+    assert matrix._weight.data_ptr() % 16 == 0
+    x = torch.eye(32)
+    torch.testing.assert_close(matrix(x), weight.T.float())
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from torch.nn.functional import linear, silu
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q_BTHd, k_BTKd, v_BTKd) to the attention's output, shaped as q; causal."""
 _CONTENDERS = 16
+_INT8_ALIGNMENT = 16
+"""Bytes: torch's int8 kernel for AVX-512 crashes elsewhere, and in a mapped file a tensor lies where the header ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Matrix:
         if (weight.dtype == torch.int8) != (scale is not None):
             raise ValueError("int8 rows need scales, float32 rows have none")
         self._weight = weight.contiguous()
+        if scale is not None and self._weight.data_ptr() % _INT8_ALIGNMENT:
+            self._weight = self._weight.clone()
         self._scale = scale
 
     def __call__(self, x: Tensor) -> Tensor:
