@@ -93,15 +93,15 @@ def robot_of(policy: str) -> Robot:
 def process(command: Sequence[str], *, silent: bool = False) -> Iterator[subprocess.Popen[str]]:
     """``silent``: what it writes on its error stream is nobody's."""
     stderr = subprocess.DEVNULL if silent else None
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
-    try:
-        yield started
-    finally:
-        started.terminate()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as started:
         try:
-            started.wait(20)
-        except subprocess.TimeoutExpired:
-            started.kill()
+            yield started
+        finally:
+            started.terminate()
+            try:
+                started.wait(20)
+            except subprocess.TimeoutExpired:
+                started.kill()
 
 
 @contextlib.contextmanager

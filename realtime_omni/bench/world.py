@@ -67,27 +67,25 @@ def server(args: argparse.Namespace) -> Iterator[tuple[str, int, float]]:
         command += ["--set", override]
     began = time.perf_counter()
     # A file, not a pipe that nobody reads: a full one would stop the server in the middle of a log line.
-    log = tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
-    try:
-        while time.perf_counter() - began < START_LIMIT_S:
-            if process.poll() is not None:
-                raise SystemExit(f"the server ended: {_tail(log)}")
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=1):
-                    break
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.1)
-        else:
-            raise SystemExit("the server did not answer in time")
-        yield f"127.0.0.1:{port}", process.pid, time.perf_counter() - began
-    finally:
-        process.send_signal(signal.SIGTERM)
+    with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log) as process:
         try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        log.close()
+            while time.perf_counter() - began < START_LIMIT_S:
+                if process.poll() is not None:
+                    raise SystemExit(f"the server ended: {_tail(log)}")
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=1):
+                        break
+                except (urllib.error.URLError, OSError):
+                    time.sleep(0.1)
+            else:
+                raise SystemExit("the server did not answer in time")
+            yield f"127.0.0.1:{port}", process.pid, time.perf_counter() - began
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def _tail(log: IO[bytes]) -> str:

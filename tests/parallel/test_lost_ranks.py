@@ -177,15 +177,14 @@ def test_a_rank_in_a_collective_ends_with_rank_0() -> None:
     )
     command = [sys.executable, "-c", code]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    first = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
-    try:
-        assert first.stdout is not None
-        other = int(first.stdout.readline())
-        time.sleep(0.2)  # it begins to wait
-        os.kill(other, 0)
-    finally:
-        first.kill()
-        first.wait()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as first:
+        try:
+            assert first.stdout is not None
+            other = int(first.stdout.readline())
+            time.sleep(0.2)  # it begins to wait
+            os.kill(other, 0)
+        finally:
+            first.kill()
     deadline_s = time.monotonic() + 20
     while runs(other):
         assert time.monotonic() < deadline_s, "the rank outlives rank 0"
