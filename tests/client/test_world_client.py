@@ -92,8 +92,12 @@ async def test_on_demand_yields_one_block_per_ask() -> None:
 
 async def test_generation_holds_when_nobody_takes_chunks() -> None:
     async with fake_world() as (server, url), WorldClient.connect(url, format="rgb24", fps=240, lead_frames=3) as world:
-        await asyncio.sleep(0.2)
-        assert next(iter(server.sessions.values())).stream.generated == 6  # 6 - 0 > 3: no third block
+        stream = next(iter(server.sessions.values())).stream
+        async with asyncio.timeout(20):
+            while stream.generated < 6:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert stream.generated == 6  # 6 - 0 > 3: no third block
         await play(world, 3)
 
 
@@ -254,9 +258,13 @@ async def test_nobody_listening_is_a_connect_error() -> None:
 
 
 async def test_a_takeover_ends_the_first_client() -> None:
-    async with fake_world() as (_, url), WorldClient.connect(url, fps=100, format="rgb24") as first:
+    async with fake_world() as (server, url), WorldClient.connect(url, fps=100, format="rgb24") as first:
         await first.pause()
-        await asyncio.sleep(0.1)  # a block in flight may still arrive; then both ends know the same
+        await asyncio.sleep(0.1)  # a block in flight may still be made
+        stream = next(iter(server.sessions.values())).stream
+        async with asyncio.timeout(20):
+            while first._live.side.next_frame < stream.generated:  # and then both ends know the same
+                await asyncio.sleep(0.01)
         link = WorldLink(first._connector, StartOptions(format="rgb24"), FAST, random.Random(0))
         mine, theirs = link.side, first._live.side
         mine.started, mine._token, mine.format = theirs.started, theirs._token, "rgb24"

@@ -119,13 +119,13 @@ async def test_three_raw_camera_pictures_pass_and_more_than_the_cap_is_1009() ->
 
 
 async def test_pings_and_handshakes_are_answered_while_another_policy_computes() -> None:
-    """The bound is ten times what a user would notice: this is about a loop that is blocked, not about speed."""
+    """A loop that is blocked would never answer: the gate opens behind the answers."""
     gate = Gate()
     async with served(NullPolicy(think=gate)) as url, connect(url + PATH) as busy:
         await busy.recv()
         await busy.send(pack(observation()))
         await gate.arrived.wait()
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(20):
             await (await busy.ping())
             async with connect(url + PATH) as other:
                 await other.recv()
