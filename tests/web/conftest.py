@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from web.world_page import BROWSER_ARGS, LAPTOP, OpenPage, StartServer, World, running_server
+from web.world_page import BROWSER_ARGS, LAPTOP, LIVENESS_S, OpenPage, StartServer, World, running_server
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
     """``start_server("fake", "--api-key", "x")`` or ``start_server("tiny-world")``: the base URL of a server of its own."""
     with contextlib.ExitStack() as running:
 
-        def start(kind: str, *extra: str, timeout_s: float = 30.0) -> str:
+        def start(kind: str, *extra: str, timeout_s: float = 2 * LIVENESS_S) -> str:
             log = tmp_path_factory.mktemp("server") / "log"
             return running.enter_context(running_server(kind, *extra, log=log, timeout_s=timeout_s))
 
@@ -65,7 +65,7 @@ def open_page(browser: Any) -> Iterator[OpenPage]:
         context = browser.new_context(viewport=viewport, has_touch=touch, reduced_motion="reduce")
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(LIVENESS_S * 1000)
         page.on("pageerror", lambda error: problems.append(f"script error: {error}"))
         page.on(
             "console",

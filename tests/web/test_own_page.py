@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from web.world_page import ROOT, StartServer, until
+from web.world_page import LIVENESS_S, ROOT, StartServer, until
 
 pytestmark = pytest.mark.browser
 
@@ -56,7 +56,7 @@ def server(start_server: StartServer, origins: list[str]) -> str:
 
 def page_of(browser: Any, origin: str, server: str) -> Any:
     page = browser.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(LIVENESS_S * 1000)
     page.goto(f"{origin}/own_page.html?server={server.replace('http', 'ws', 1).rstrip('/')}")
     return page
 

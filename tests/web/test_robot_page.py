@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from web.world_page import PHONE, ROOT, OpenPage, until
+from web.world_page import LIVENESS_S, PHONE, ROOT, OpenPage, until
 
 pytestmark = [
     pytest.mark.browser,
@@ -22,7 +22,6 @@ pytestmark = [
     ),
 ]
 
-LIVENESS_S = 60
 PIXELS = """() => {
     const canvas = document.querySelector('#top');
     const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);

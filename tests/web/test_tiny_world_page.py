@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from web.world_page import ROOT, OpenPage, StartServer, World, until
+from web.world_page import LIVENESS_S, ROOT, OpenPage, StartServer, World, until
 
 WEIGHTS = ROOT / "realtime_omni" / "models" / "tiny_world" / "weights" / "model.safetensors"
 CLASSIFIER = ROOT / "recipes" / "tiny_world" / "classifier.safetensors"
@@ -50,7 +50,7 @@ RECORDER = """() => {
 
 @pytest.fixture(scope="module")
 def url(start_server: StartServer) -> str:
-    return start_server("tiny-world", timeout_s=90)
+    return start_server("tiny-world")
 
 
 def shift_to_the_left(before: Picture, after: Picture) -> int:
@@ -72,10 +72,10 @@ def turn(world: World, key: str) -> int:
     event = world.stats()["nextEventId"]
     world.page.keyboard.down(key)
     held = f"window.shown.filter((frame) => frame.applied >= {event}).length >= {HELD_FRAMES}"
-    until(world.page, held, 30, 30)
+    until(world.page, held, LIVENESS_S, 30)
     world.page.keyboard.up(key)
     shown = world.page.evaluate("window.shown")
-    world.wait(f"s.appliedEventId >= {event + 1}", 30)
+    world.wait(f"s.appliedEventId >= {event + 1}")
     first = next(i for i, frame in enumerate(shown) if frame["applied"] >= event)
     side = int(len(shown[0]["gray"]) ** 0.5)
     pictures = [
@@ -93,7 +93,7 @@ def turns(world: World, presses: int) -> list[tuple[str, int]]:
             epoch = world.stats()["epoch"]
             world.page.fill("#seed", str(1_000 + number))
             world.page.click("#reset")
-            world.wait(f"s.epoch === {epoch + 1} && s.lastFrameIndex >= 5", 30)
+            world.wait(f"s.epoch === {epoch + 1} && s.lastFrameIndex >= 5")
         key = "l" if number % 2 == 0 else "j"
         results.append((key, turn(world, key)))
     return results
@@ -112,10 +112,10 @@ def test_the_shift_of_a_known_picture_is_found() -> None:
 
 def test_it_opens_and_walks(open_page: OpenPage, url: str) -> None:
     world = open_page(url)
-    world.moves(timeout_s=60)
+    world.moves()
     before = world.pixels()
     world.page.keyboard.down("w")
-    after = world.moves(12, timeout_s=30)
+    after = world.moves(12)
     world.page.keyboard.up("w")
     assert after["fps"] > 0
     assert after["errors"] == []
@@ -124,7 +124,7 @@ def test_it_opens_and_walks(open_page: OpenPage, url: str) -> None:
 
 def test_turning_turns_the_right_way(open_page: OpenPage, url: str) -> None:
     world = open_page(url)
-    world.moves(timeout_s=60)
+    world.moves()
     world.page.evaluate(RECORDER)
     results = turns(world, 8)
     assert len(wrong(results)) <= 1, results
@@ -134,7 +134,7 @@ def test_turning_turns_the_right_way(open_page: OpenPage, url: str) -> None:
 @pytest.mark.timeout(900)  # about 150 s where nothing else runs
 def test_turning_turns_the_right_way_in_95_of_100_presses(open_page: OpenPage, url: str) -> None:
     world = open_page(url)
-    world.moves(timeout_s=60)
+    world.moves()
     world.page.evaluate(RECORDER)
     results = turns(world, 50)
     assert len(wrong(results)) <= 2, results  # 48 of 50 are 96 %
@@ -147,14 +147,14 @@ def test_a_prompt_changes_the_place(open_page: OpenPage, url: str, monkeypatch: 
     from realtime_omni.models.tiny_world.places import PLACES
 
     world = open_page(url)
-    world.moves(timeout_s=60)
+    world.moves()
     names = [place.name for place in PLACES]
     seen = {}
     for index in (2, 1, 5):
         world.page.fill("#prompt", PLACES[index].title)
         world.page.keyboard.press("Enter")
-        world.wait(f"s.prompt === {PLACES[index].title!r}", 30)
-        world.moves(30, timeout_s=60)
+        world.wait(f"s.prompt === {PLACES[index].title!r}")
+        world.moves(30)
         seen[names[index]] = names[classify(world)]
     assert seen == {name: name for name in seen}
 

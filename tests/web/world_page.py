@@ -28,6 +28,9 @@ BROWSER_ARGS = [
     "--disable-sync",
 ]
 
+LIVENESS_S = 60.0
+"""For whatever a page shows within a second or three: where others compute, a browser waits for its turn."""
+
 LAPTOP = {"width": 1366, "height": 768}
 LAPTOP_SMALL = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
@@ -38,7 +41,7 @@ OpenPage = Callable[..., "World"]
 
 
 @contextlib.contextmanager
-def running_server(kind: str, *extra: str, log: Path, timeout_s: float = 30.0) -> Iterator[str]:
+def running_server(kind: str, *extra: str, log: Path, timeout_s: float = 2 * LIVENESS_S) -> Iterator[str]:
     """The base URL of a server process: ``fake``, or a model that ``realtime-omni serve`` knows."""
     port = _free_port()
     if kind == "fake":
@@ -108,12 +111,12 @@ class World:
     def stats(self) -> dict[str, Any]:
         return dict(self.page.evaluate("realtimeOmni.stats()"))
 
-    def wait(self, condition: str, timeout_s: float = 15.0) -> dict[str, Any]:
+    def wait(self, condition: str, timeout_s: float = LIVENESS_S) -> dict[str, Any]:
         """Until a JavaScript condition over ``s`` (the statistics) holds."""
         until(self.page, f"((s) => {condition})(realtimeOmni.stats())", timeout_s, 30)
         return self.stats()
 
-    def moves(self, frames: int = 6, timeout_s: float = 15.0) -> dict[str, Any]:
+    def moves(self, frames: int = 6, timeout_s: float = LIVENESS_S) -> dict[str, Any]:
         """Until the world is live and shows some more frames."""
         shown = self.stats()["shownFrames"]
         return self.wait(f"s.phase === 'live' && s.shownFrames >= {shown + frames}", timeout_s)
