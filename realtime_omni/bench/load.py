@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import resource
@@ -77,7 +78,8 @@ class Client:
         }
         if args.fps:
             start["fps"] = args.fps
-        async with await self._connect() as ws:
+        async with contextlib.AsyncExitStack() as self._connections:
+            ws = await self._connect()
             self._sock = _Socket(ws, record)
             await self._sock.text("hello")
             began = time.perf_counter()
@@ -95,8 +97,11 @@ class Client:
                 await self._paced(ws, chunks, began)
 
     async def _connect(self) -> Any:
-        return await websockets.connect(
-            self._args.url, subprotocols=[SUBPROTOCOL], max_size=None, compression=None, ping_interval=None
+        """A connection that is closed with its session, as is the one that it resumes."""
+        return await self._connections.enter_async_context(
+            websockets.connect(
+                self._args.url, subprotocols=[SUBPROTOCOL], max_size=None, compression=None, ping_interval=None
+            )
         )
 
     async def _send_keys(self, ws: Any) -> None:

@@ -6,6 +6,7 @@ Owns the schedule and the checks. Must not know what is measured against what.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
@@ -139,6 +140,7 @@ class Sockets:
     def __init__(self, url: str, kind: Robot) -> None:
         self._url = url
         self._kind = kind
+        self._connections = contextlib.AsyncExitStack()
         self._open: dict[int, ClientConnection] = {}
         self._inside: dict[int, float] = {}
         self._seen = {number: pictures(kind, 0, number) for number in range(PICTURES)}
@@ -147,12 +149,13 @@ class Sockets:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for socket in self._open.values():
-            await socket.close()
+        await self._connections.aclose()
 
     async def ask(self, robot: int, number: int) -> Answer:
         if robot not in self._open:
-            self._open[robot] = await connect(self._url, compression=None, max_size=None)
+            self._open[robot] = await self._connections.enter_async_context(
+                connect(self._url, compression=None, max_size=None)
+            )
             await self._open[robot].recv()
         socket = self._open[robot]
         observation = {**self._seen[number % PICTURES], "state": state_of(self._kind, robot, number), "prompt": PROMPT}

@@ -31,20 +31,19 @@ PIXELS = """() => {
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "realtime_omni.cli", "demo", "robot", "--no-browser", "--port", "0"],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
         env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
-    )
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    try:
-        yield process, line.split("at work: ")[1].split()[0]
-    finally:
-        process.terminate()
-        process.wait(30)
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline().split("at work: ")[1].split()[0]
+        finally:
+            process.terminate()
+            process.wait(30)
 
 
 def test_the_page_shows_the_robot_at_work_and_what_is_asked_of_it(
