@@ -31,7 +31,7 @@ from realtime_omni.testing.inline import InlineEngine
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])
 def test_a_rank_that_is_lost_fails_the_sessions_with_a_code_and_is_seen(how: signal.Signals) -> None:
-    model = start(2, 1, timeout_s=3.0)
+    model = start(2, 1, timeout_s=10.0)
     engine = InlineEngine(model, config(sp=2))
     engine.create("a", seed=5)
     engine.next("a")
@@ -46,7 +46,7 @@ def test_a_rank_that_is_lost_fails_the_sessions_with_a_code_and_is_seen(how: sig
     began_s = time.monotonic()
     with pytest.raises(BackendUnavailable, match="must be started again") as lost:
         engine.next("a")
-    assert time.monotonic() - began_s < 30
+    assert time.monotonic() - began_s < 100
     assert lost.value.code == ErrorCode.BACKEND_UNAVAILABLE
     assert engine.runner.fault is not None
     assert engine.view("a").state == "failed"
@@ -84,7 +84,7 @@ def test_a_wait_that_sees_nothing_ends_with_the_groups(how: signal.Signals, monk
     began_s = time.monotonic()
     with pytest.raises(BackendUnavailable, match=r"has ended|does not end"):
         engine.next("a")
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < 60
     with pytest.raises(BackendUnavailable):
         engine.create("b", seed=1)
     engine.close("a")
@@ -101,7 +101,7 @@ def test_a_collective_that_waits_for_a_rank_that_hangs_is_ended_from_outside(mon
     began_s = time.monotonic()
     with pytest.raises(BackendUnavailable, match="does not end"):
         engine.next("a")
-    assert time.monotonic() - began_s < 20
+    assert time.monotonic() - began_s < 60
     engine.close("a")
 
 
