@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Two threads, asleep when idle: test machines have two cores, and spinning OpenMP workers would starve the rest.
 os.environ["OMP_NUM_THREADS"] = "2"
@@ -18,6 +19,10 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 # What a developer's shell sets must not reach the tests.
 for _name in [name for name in os.environ if name.startswith("REALTIME_OMNI_")]:
     del os.environ[_name]
+
+# What Hypothesis does by itself where CI is set: an example may take as long as it takes.
+settings.register_profile("busy machine", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
 
 pytest_plugins = ("req_table",)
 
