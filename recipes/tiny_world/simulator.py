@@ -7,7 +7,7 @@ and a function of its torch.Generator. Pictures are drawn by `renderer`.
 What a key does, per frame: w s d a move MOVE cells ahead, back, right, left (together they
 share that length); j and l turn TURN to the left and right; i and k look up and down by LOOK half
 pictures, at most LOOK_LIMIT. `keys[f]` are held while frame f comes about from frame f - 1.
-Walls stop the walker at RADIUS on each axis alone, so it slides along them; props stop it too.
+The walker is a disc of RADIUS that walls, and props as discs of PROP_RADIUS, push out, so it touches them and slides along.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ SIDE = 14
 BLOCKS = 17
 PROPS = 8
 PROP_CELL = 9  # solid for the walker, not for the ray
+PROP_RADIUS = 0.5
+NEIGHBOURS = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
+SLACK = 1e-3  # cells that a walker wedged between two things may stand in one of them
 W, A, S, D, I, J, K, L = range(len(KEYS))
 
 
@@ -127,19 +130,33 @@ def advance(maps: Maps, pose_B4: Tensor, keys_B8: Tensor) -> Tensor:
     length = MOVE / (ahead**2 + aside**2).sqrt().clamp_min(1.0)
     step_x = (yaw.cos() * ahead - yaw.sin() * aside) * length
     step_y = (yaw.sin() * ahead + yaw.cos() * aside) * length
-    x = torch.where(_blocked(maps, x + step_x, y), x, x + step_x)
-    y = torch.where(_blocked(maps, x, y + step_y), y, y + step_y)
+    position = torch.stack((x, y), dim=-1)
+    x, y = _stopped(maps, position, position + torch.stack((step_x, step_y), dim=-1)).unbind(-1)
     return torch.stack((x, y, yaw, pitch), dim=-1)
 
 
-def _blocked(maps: Maps, x: Tensor, y: Tensor) -> Tensor:
-    flat = maps.solid.flatten(1)
-    hit = torch.zeros_like(x, dtype=torch.bool)
-    for dx in (-RADIUS, RADIUS):
-        for dy in (-RADIUS, RADIUS):
-            cell = ((y + dy).floor() * SIDE + (x + dx).floor()).long().clamp(0, SIDE * SIDE - 1)
-            hit = hit | (flat.gather(1, cell[:, None])[:, 0] != 0)
-    return hit
+def _stopped(maps: Maps, position_B2: Tensor, wanted_B2: Tensor) -> Tensor:
+    """`wanted`, pushed out of what is solid; where there is no room, `position`, which has it."""
+    place = wanted_B2
+    for _ in range(2):
+        for across, down in NEIGHBOURS:
+            push, _ = _push(maps, place, across, down)
+            place = place + push
+    deepest = torch.stack([_push(maps, place, *neighbour)[1] for neighbour in NEIGHBOURS]).amax(0)
+    return torch.where((deepest < SLACK)[:, None], place, position_B2)
+
+
+def _push(maps: Maps, place_B2: Tensor, across: int, down: int) -> tuple[Tensor, Tensor]:
+    """Out of the neighbour cell: the shortest way [B, 2], and its length [B]. A wall is its cell, a prop the disc in it."""
+    corner = place_B2.floor() + torch.tensor((across, down), device=place_B2.device)
+    index = (corner[:, 1] * SIDE + corner[:, 0]).long().clamp(0, SIDE * SIDE - 1)
+    kind = maps.solid.flatten(1).gather(1, index[:, None])
+    nearest = torch.where(kind == PROP_CELL, corner + 0.5, torch.minimum(place_B2.maximum(corner), corner + 1))
+    away = place_B2 - nearest
+    distance = away.norm(dim=1, keepdim=True).clamp_min(1e-6)
+    reach = torch.where(kind == PROP_CELL, RADIUS + PROP_RADIUS, RADIUS) * (kind != 0)
+    depth = (reach - distance).clamp_min(0)
+    return away / distance * depth, depth[:, 0]
 
 
 class RandomPlayer:

@@ -17,7 +17,10 @@ from recipes.tiny_world.simulator import (  # noqa: E402
     LOOK_LIMIT,
     MOVE,
     PROP_CELL,
+    PROP_RADIUS,
+    RADIUS,
     SIDE,
+    SLACK,
     TURN,
     A,
     D,
@@ -120,11 +123,43 @@ def test_looking_up_lowers_the_horizon_and_stops_at_the_limit(simulator):
     assert raised[2, -16:].mean() < level[2, -16:].mean()  # white ground gives way to brown wall
 
 
-def test_a_wall_stops_the_walker_on_one_axis_and_lets_it_slide_on_the_other():
-    at = pose(x=12.68, degrees=45)
-    moved = advance(room(), at, press(W))
-    assert moved[0, 0].item() == pytest.approx(12.68)
-    assert moved[0, 1].item() > 7.0
+def test_a_wall_stops_the_walker_where_he_touches_it_and_lets_him_slide_along():
+    for x in (12.40, 12.44, 12.48, 12.52):  # any part of a step before it
+        at = pose(x=x)
+        for _ in range(6):
+            at = advance(room(), at, press(W))
+        assert at[0, 0].item() == pytest.approx(SIDE - 1 - RADIUS, abs=1e-5)
+    moved = advance(room(), pose(x=12.68, degrees=45), press(W))
+    assert moved[0, 0].item() == pytest.approx(SIDE - 1 - RADIUS)
+    assert moved[0, 1].item() == pytest.approx(7.0 + MOVE * math.sin(math.pi / 4))
+
+
+def test_a_prop_is_a_disc_that_pushes_the_walker_aside():
+    maps = room()
+    maps.solid[0, 7, 9] = PROP_CELL
+    head_on, beside = pose(x=7.0, y=7.5), pose(x=7.0, y=7.7)
+    for _ in range(30):
+        head_on, beside = advance(maps, head_on, press(W)), advance(maps, beside, press(W))
+    assert head_on[0, :2].tolist() == pytest.approx([9.5 - RADIUS - PROP_RADIUS, 7.5], abs=1e-4)
+    assert beside[0, 0].item() > 9.5
+    assert beside[0, 1].item() == pytest.approx(7.5 + RADIUS + PROP_RADIUS, abs=0.01)
+
+
+def test_nobody_ever_stands_in_a_wall_or_a_prop(simulator):
+    generator = torch.Generator().manual_seed(8)
+    maps = random_maps(64, generator, "cpu")
+    _, _, poses = simulator.drive(maps, 120, Player(heed=0.0), generator)
+    cells = torch.stack(torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="xy"), dim=-1).float()
+    for frame in range(poses.shape[1]):
+        at = poses[:, frame, None, None, :2]
+        nearest = torch.minimum(at.maximum(cells), cells + 1)
+        for solid, thing, reach in (
+            (maps.walls > 0, nearest, RADIUS),
+            (maps.solid == PROP_CELL, cells + 0.5, RADIUS + PROP_RADIUS),
+        ):
+            assert (at - thing).norm(dim=-1)[solid].min() > reach - 2 * SLACK
+    walked = (poses[:, 1:, :2] - poses[:, :-1, :2]).norm(dim=-1)
+    assert walked.max() < MOVE + 2 * SLACK
 
 
 def test_every_place_looks_different(simulator):
