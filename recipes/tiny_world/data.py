@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from recipes.tiny_world.geometry import seen_room
 from recipes.tiny_world.simulator import Player, Simulator
 
 
@@ -24,7 +25,7 @@ def to_signed(frames: Tensor) -> Tensor:
 class ClipPool:
     """Up to `capacity` clips of `frames` frames, drawn until full or `seconds` have passed.
 
-    `players` take turns, `step` clips each.
+    `players` take turns, `step` clips each. With `columns`, `room` is kept, too: what `seen_room` gives.
     """
 
     def __init__(
@@ -36,12 +37,14 @@ class ClipPool:
         seed: int,
         step: int = 2048,
         players: Sequence[Player] = (Player(),),
+        columns: int = 0,
     ) -> None:
         self.generator = torch.Generator(device=simulator.device).manual_seed(seed)
         size, device = simulator.size, simulator.device
         self.frames = torch.empty(capacity, frames, 3, size, size, dtype=torch.uint8, device=device)
         self.keys = torch.empty(capacity, frames, 8, device=device)
         self.place = torch.empty(capacity, frames, dtype=torch.long, device=device)
+        self.room = torch.empty(capacity, frames, columns + 2, dtype=torch.float16, device=device) if columns else None
         self.count, began = 0, time.monotonic()
         turns = itertools.cycle(players)
         while self.count < capacity and (self.count == 0 or time.monotonic() - began < seconds):
@@ -53,6 +56,8 @@ class ClipPool:
                 drawn.keys[:rows],
                 drawn.place[:rows],
             )
+            if self.room is not None:
+                self.room[part] = seen_room(drawn.maps, drawn.pose, columns)[:rows]
             self.count = part.stop
         if torch.device(device).type == "cuda":
             torch.cuda.synchronize()
@@ -63,7 +68,10 @@ class ClipPool:
 
     def batch(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
         """(frames in -1..1, keys, place) of random clips."""
-        index = self.pick(rows)
+        return self.clips(self.pick(rows))
+
+    def clips(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(frames in -1..1, keys, place) of the clips `index`."""
         return to_signed(self.frames[index]), self.keys[index], self.place[index]
 
     def blocks(self, index: Tensor, block: Tensor, frames_per_block: int) -> tuple[Tensor, Tensor, Tensor]:

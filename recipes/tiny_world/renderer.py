@@ -267,6 +267,19 @@ def screen(side: int, device: torch.device) -> Tensor:
     return (torch.arange(side, device=device) + 0.5) / side * 2 - 1
 
 
+def axes(pose_B4: Tensor) -> tuple[Tensor, Tensor]:
+    """Where ahead and right are on the map, each [B, 2]."""
+    cos, sin = pose_B4[:, 2].cos(), pose_B4[:, 2].sin()
+    return torch.stack((cos, sin), dim=-1), torch.stack((-sin, cos), dim=-1)
+
+
+def rays(pose_B4: Tensor, columns: int) -> Tensor:
+    """[B, columns, 2] on the map; each goes one cell ahead."""
+    forward, right = axes(pose_B4)
+    across = HALF_FOV_TAN * screen(columns, pose_B4.device)
+    return forward[:, None] + right[:, None] * across[None, :, None]
+
+
 def row_tangent(pose_B4: Tensor, side: int) -> Tensor:
     """Upward slope per unit of depth of each row [B, R, 1]; pitch shifts the horizon."""
     return (pose_B4[:, 3, None] - screen(side, pose_B4.device))[:, :, None] * HALF_FOV_TAN
@@ -286,12 +299,8 @@ class Renderer:
 
     def __call__(self, walls_BSS: Tensor, props_BP2: Tensor, place_B: Tensor, pose_B4: Tensor) -> Tensor:
         """Pictures [B, 3, size, size] in 0..1 of poses (x, y, yaw, pitch)."""
-        side = self.size * self.supersample
-        yaw = pose_B4[:, 2]
-        forward = torch.stack((yaw.cos(), yaw.sin()), dim=-1)
-        right = torch.stack((-yaw.sin(), yaw.cos()), dim=-1)
-        across = (HALF_FOV_TAN * screen(side, pose_B4.device))[None, :, None]
-        ray_BW2 = forward[:, None] + right[:, None] * across
+        forward, right = axes(pose_B4)
+        ray_BW2 = rays(pose_B4, self.size * self.supersample)
         hit = cast(walls_BSS, pose_B4[:, :2].contiguous(), ray_BW2)
         picture = self._background(self.scenes, self.walls, place_B, pose_B4, ray_BW2, hit, self.size)
         offset = props_BP2 - pose_B4[:, None, :2]

@@ -17,11 +17,13 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from realtime_omni.models.tiny_world.network import Attend, NetworkConfig, TinyWorldNet, poses
 from realtime_omni.models.tiny_world.sampler import add_noise
+from recipes.tiny_world.geometry import RoomHead, room_loss
 from recipes.tiny_world.losses import reconstruction
 
 MEAN_LEVEL, SPREAD = 0.9, 1.0  # of the logit-normal noise level: few-step sampling lives near noise
 PURE_NOISE = 0.6  # share of blocks trained exactly at level 1: the only sampler step, or the first
 CONTEXT_NOISE = 0.2
+ROOM = 0.05  # weight of the room's errors against the pictures'
 
 
 def visible(config: NetworkConfig, window: int, blocks: int, query: Tensor, key: Tensor) -> Tensor:
@@ -82,6 +84,12 @@ class TeacherPass(nn.Module):
         self, context: Tensor, level_c: Tensor, noised: Tensor, level_n: Tensor, keys: Tensor, place: Tensor
     ) -> Tensor:
         """context, noised [B, F - frames_per_block, ...]; keys, place of the whole clip; returns like noised."""
+        return self.net.decode(*self.hidden(context, level_c, noised, level_n, keys, place))
+
+    def hidden(
+        self, context: Tensor, level_c: Tensor, noised: Tensor, level_n: Tensor, keys: Tensor, place: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The noised half's tokens after the last layer, and its condition, for `decode`."""
         per_block = self.net.config.frames_per_block
         frames = keys.shape[1]
         begin = torch.zeros(len(keys), 2, dtype=torch.long, device=keys.device)
@@ -91,7 +99,19 @@ class TeacherPass(nn.Module):
         ]
         x, t = torch.cat((context, noised), dim=1), torch.cat((level_c, level_n), dim=1)
         h, condition = self.net.trunk(x, t, told[0], told[1], told[2], self.attend)
-        return self.net.decode(h[:, context.shape[1] :], condition[:, context.shape[1] :])
+        return h[:, context.shape[1] :], condition[:, context.shape[1] :]
+
+
+class RoomPass(TeacherPass):
+    """The same, and a guess of the room and the steps from the same tokens."""
+
+    def __init__(self, net: TinyWorldNet, attend: Attend, head: RoomHead) -> None:
+        super().__init__(net, attend)
+        self.head = head
+
+    def forward(self, *told: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        h, condition = self.hidden(*told)
+        return self.net.decode(h, condition), self.head(h)
 
 
 def per_block(values: Tensor, frames: int) -> Tensor:
@@ -115,8 +135,11 @@ def corrupt_context(frames: Tensor, blocks: int, per: int) -> tuple[Tensor, Tens
     return frames, per_block(told, per)
 
 
-def teacher_loss(model: nn.Module, frames: Tensor, keys: Tensor, place: Tensor, per: int) -> tuple[Tensor, Tensor]:
-    """(loss, mean squared error at pure noise) of one batch of clips in -1..1."""
+def teacher_loss(
+    model: nn.Module, frames: Tensor, keys: Tensor, place: Tensor, per: int, room: Tensor | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss of one batch of clips in -1..1; and, at pure noise, the mean squared error and, where a :class:`RoomPass` is
+    given the `room` of the clips, the mean absolute errors of distances and steps."""
     blocks = frames.shape[1] // per - 1
     context, level_c = corrupt_context(frames[:, :-per], blocks, per)
     level = torch.sigmoid(torch.randn(len(frames), blocks, device=frames.device) * SPREAD + MEAN_LEVEL)
@@ -124,9 +147,16 @@ def teacher_loss(model: nn.Module, frames: Tensor, keys: Tensor, place: Tensor, 
     truth = frames[:, per:]
     level_n = per_block(level, per)
     noised = add_noise(truth, torch.randn_like(truth), level_n)
-    x0 = model(context, level_c, noised, level_n, keys, place)
+    shown = model(context, level_c, noised, level_n, keys, place)
+    x0, guessed = (shown, None) if room is None else shown
     loss = reconstruction(x0, truth, squared=1.0, absolute=0.25, edge=0.25)
+    found = {"mse": (x0.detach().float() - truth).square().mean((2, 3, 4))}
+    if room is not None:
+        far, step = room_loss(guessed, room[:, per:])
+        loss = loss + ROOM * (far + step)
+        found |= {"distance": far.detach(), "step": step.detach()}
     weight = 1 / level_n.clamp_min(0.3)
     pure = (level_n == 1).float()
-    squared = (x0.detach().float() - truth).square().mean((2, 3, 4))
-    return (loss * weight).mean(), (squared * pure).sum() / pure.sum().clamp_min(1)
+    return (loss * weight).mean(), {
+        name: (value * pure).sum() / pure.sum().clamp_min(1) for name, value in found.items()
+    }
