@@ -19,7 +19,10 @@ from web.world_page import BROWSER_ARGS, PAGE, PHONE, OpenPage, StartServer, unt
 
 pytestmark = pytest.mark.browser
 
-LINE = "I hear you very well and I would like to tell you a long story about it"
+LINE = (  # so long that who interrupts it need not hurry
+    "I hear you very well and I would like to tell you a long story about it"
+    " and about all that came after it and what became of everybody who was there"
+)
 SAYS_IT = f'puppet:options.lines=["{LINE}"]'
 RATE = 16_000
 KEY = "open-sesame"
@@ -87,6 +90,19 @@ class TalkPage:
         until(self.page, f"((s) => {condition})(realtimeTalk.stats())", look_every_ms=20)
         return self.stats()
 
+    def record(self) -> None:
+        """From now on `then` finds what was so for a moment, however late it is asked."""
+        self.page.evaluate("""() => {
+            window.moments = [];
+            setInterval(() => moments.push(JSON.parse(JSON.stringify(realtimeTalk.stats()))), 20);
+        }""")
+
+    def then(self, condition: str) -> dict[str, Any]:
+        """The first recorded moment at which the condition holds, from the one on that was found last."""
+        until(self.page, f"moments.some((s) => {condition})")
+        self.page.evaluate(f"() => {{ moments.splice(0, moments.findIndex((s) => {condition})); }}")
+        return dict(self.page.evaluate("moments[0]"))
+
     def begin(self, *, microphone: bool) -> None:
         self.page.click("#begin" if microphone else "#begin-without")
         self.wait("s.live")
@@ -101,18 +117,19 @@ def open_talk(open_page: OpenPage) -> Any:
 def test_hands_free_both_are_heard_and_an_interruption_is_silence_at_once(open_talk: Any, url: str) -> None:
     talk = open_talk(url)
     talk.begin(microphone=True)
-    talk.wait("s.floor === 'you' && s.levels.you > 0.01")
-    answer = talk.wait("s.floor === 'voice' && s.levels.voice > 0.05")
+    talk.record()
+    talk.then("s.floor === 'you' && s.levels.you > 0.01")
+    answer = talk.then("s.floor === 'voice' && s.levels.voice > 0.05")
     assert [line["who"] for line in answer["lines"]] == ["user", "voice"]
     assert "seconds of sound" in answer["lines"][0]["text"]
     assert answer["firstAudioMs"] is not None
-    talk.wait("s.floor === 'both' || s.interruptions > 0")
-    after = talk.wait("s.interruptions === 1 && !s.sounding && s.waitingMs === 0 && s.bargeInMs !== null")
+    talk.then("s.floor === 'both' || s.interruptions > 0")
+    after = talk.then("s.interruptions === 1 && !s.sounding && s.waitingMs === 0 && s.bargeInMs !== null")
     assert after["flushes"] >= 1
-    cut = talk.wait("s.lines[1].done")["lines"][1]
+    cut = talk.then("s.lines[1].done")["lines"][1]
     assert LINE.startswith(cut["text"] + cut["unheard"])
     assert len(cut["text"]) < len(LINE)
-    talk.wait("s.lines.length === 4 && s.floor === 'voice'")  # and answered again
+    talk.then("s.lines.length === 4 && s.floor === 'voice'")  # and answered again
     shown = [row.inner_text() for row in talk.page.locator("#captions li").all()]
     assert shown[0].startswith("You")
     assert shown[1].startswith("Voice")
