@@ -17,6 +17,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from realtime_omni.models.common.keys import KEYS
 from realtime_omni.models.tiny_world.places import PLACES
@@ -32,6 +33,7 @@ BLOCKS = 17
 PROPS = 8
 PROP_CELL = 9  # solid for the walker, not for the ray
 PROP_RADIUS = 0.5
+ROOM = 10  # free cells that a walker can at least walk to from where he starts: nobody is walled in
 NEIGHBOURS = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
 SLACK = 1e-3  # cells that a walker wedged between two things may stand in one of them
 W, A, S, D, I, J, K, L = range(len(KEYS))
@@ -108,10 +110,29 @@ def random_maps(count: int, generator: torch.Generator, device: torch.device | s
     return Maps(solid, props)
 
 
+def room_around(solid_BSS: Tensor) -> Tensor:
+    """[B, SIDE, SIDE] long: how many free cells can be walked to from each, itself included; 0 where it is not free."""
+    free = solid_BSS == 0
+    number = torch.arange(1, SIDE * SIDE + 1, device=free.device).view(SIDE, SIDE)
+    label = torch.where(free, number, 0)  # becomes the highest number that can be walked to
+    for _ in range(8 * SIDE):
+        beside = functional.pad(label, (1, 1, 1, 1))
+        label = (
+            torch.stack(
+                (label, beside[:, :-2, 1:-1], beside[:, 2:, 1:-1], beside[:, 1:-1, :-2], beside[:, 1:-1, 2:])
+            ).amax(0)
+            * free
+        )
+    flat = label.flatten(1)
+    cells = torch.zeros(len(flat), SIDE * SIDE + 1, dtype=torch.long, device=free.device)
+    cells.scatter_add_(1, flat, torch.ones_like(flat))
+    return cells.gather(1, flat).view_as(label) * free
+
+
 def random_starts(maps: Maps, generator: torch.Generator, tries: int = 8) -> tuple[Tensor, Tensor]:
-    """A free position [B, 2] and the yaw [B] among `tries` that sees about 3 to 7 cells ahead."""
+    """A free position [B, 2], not walled in, and the yaw [B] among `tries` that sees about 3 to 7 cells ahead."""
     count, device = len(maps.solid), maps.solid.device
-    free = (maps.solid == 0).flatten(1).float() + 1e-6
+    free = (room_around(maps.solid) >= ROOM).flatten(1).float() + 1e-6
     cell = torch.multinomial(free, 1, generator=generator)[:, 0]
     position = torch.stack((cell % SIDE, cell // SIDE), dim=-1).float() + 0.5
     position = position + (torch.rand(count, 2, generator=generator, device=device) - 0.5) * 0.4

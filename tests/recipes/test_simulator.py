@@ -19,6 +19,7 @@ from recipes.tiny_world.simulator import (  # noqa: E402
     PROP_CELL,
     PROP_RADIUS,
     RADIUS,
+    ROOM,
     SIDE,
     SLACK,
     TURN,
@@ -36,6 +37,7 @@ from recipes.tiny_world.simulator import (  # noqa: E402
     advance,
     random_maps,
     random_starts,
+    room_around,
 )
 
 
@@ -160,6 +162,36 @@ def test_nobody_ever_stands_in_a_wall_or_a_prop(simulator):
             assert (at - thing).norm(dim=-1)[solid].min() > reach - 2 * SLACK
     walked = (poses[:, 1:, :2] - poses[:, :-1, :2]).norm(dim=-1)
     assert walked.max() < MOVE + 2 * SLACK
+
+
+def test_the_room_around_a_cell_is_what_can_be_walked_to():
+    plan = ("####", "#..#", "##.#", "#.##", "####")  # corners do not let anybody through
+    solid = torch.ones(1, SIDE, SIDE, dtype=torch.long)
+    for y, row in enumerate(plan):
+        solid[0, y, : len(row)] = torch.tensor([cell == "#" for cell in row])
+    solid[0, 5:, 5:-1] = 0
+    solid[0, 9, 5:-1] = PROP_CELL
+    room = room_around(solid)[0]
+    assert (room[1, 1:3].tolist(), room[2, 2].item(), room[3, 1].item()) == ([3, 3], 3, 1)
+    assert room[5, 5].item() == 4 * (SIDE - 6)
+    assert room[13, 12].item() == 4 * (SIDE - 6)
+    assert room[0, 0] == room[9, 6] == 0
+
+
+def test_a_winding_way_is_one_room():
+    solid = torch.zeros(1, SIDE, SIDE, dtype=torch.long)
+    solid[0, 1::2] = 1
+    for y in range(1, SIDE - 1, 2):
+        solid[0, y, SIDE - 1 if y % 4 == 1 else 0] = 0
+    assert set(room_around(solid)[0][solid[0] == 0].tolist()) == {SIDE // 2 * SIDE + (SIDE - 2) // 2}
+
+
+def test_nobody_starts_walled_in():
+    generator = torch.Generator().manual_seed(4)
+    maps = random_maps(256, generator, "cpu")
+    position, _ = random_starts(maps, generator)
+    x, y = position.long().unbind(-1)
+    assert int(room_around(maps.solid)[torch.arange(256), y, x].min()) >= ROOM
 
 
 def test_every_place_looks_different(simulator):
