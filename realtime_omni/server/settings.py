@@ -15,6 +15,7 @@ from realtime_omni.config import STALLED_INPUT_DEFAULT_S, Config
 from realtime_omni.errors import ConfigError
 
 _HOST_AND_PORT = re.compile(r"(\[(?P<bracketed>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(:[0-9]*)?")
+_ORIGIN = re.compile(r"null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#*\s]+/?")
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -60,7 +61,7 @@ class ServerSettings:
         """Resolve a configuration; the key comes from the environment variable that it names.
 
         Raises:
-            ConfigError: a host beyond loopback without a key, or a key that no header can carry.
+            ConfigError: a host beyond loopback without a key, a key that no header can carry, or an origin that is none.
         """
         server = config.server
         key = (os.environ if env is None else env).get(server.api_key_env) or None
@@ -69,6 +70,13 @@ class ServerSettings:
                 f"{server.api_key_env}: the key has white space around it, which no client can send",
                 path="server.api_key_env",
             )
+        for origin in server.origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"server.origins: {origin!r} is no origin that a browser sends: write https://game.example, with a"
+                    " port where there is one and without a path",
+                    path="server.origins",
+                )
         loopback = is_loopback(server.host)
         if not loopback and key is None:
             raise ConfigError(

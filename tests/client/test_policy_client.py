@@ -137,6 +137,7 @@ async def test_a_wrong_key_and_no_server_are_connect_errors() -> None:
         with pytest.raises(ConnectError) as refused:
             await call(PolicyClient, url, None, "wrong")
         assert refused.value.status == 401
+        assert "api_key=" in str(refused.value)
         client = await call(PolicyClient, url, None, "right")
         await call(client.close)
     with pytest.raises(ConnectError):

@@ -247,6 +247,7 @@ async def test_a_wrong_key_is_told() -> None:
             async with WorldClient.connect(url, api_key="wrong", format="rgb24"):
                 pass
         assert (caught.value.status, caught.value.code) == (401, WireCode.UNAUTHORIZED)
+        assert "api_key=" in str(caught.value)
         async with WorldClient.connect(url, api_key="right", format="rgb24") as world:
             await world.next_chunk()
 

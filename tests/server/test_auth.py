@@ -129,6 +129,23 @@ def test_a_public_host_without_a_key_is_refused_before_anything_listens(host: st
         ServerSettings.from_config(config(host), {"REALTIME_OMNI_API_KEY": ""})
 
 
+@pytest.mark.parametrize(
+    "origin", ["game.example", "*", "https://*.example", "https://game.example/play", "", "https://"]
+)
+def test_an_origin_that_no_browser_sends_is_refused_at_the_start(origin: str) -> None:
+    with pytest.raises(ConfigError, match=r"https://game\.example") as refused:
+        ServerSettings.from_config(Config(server=ServerSection(origins=("https://a.example", origin))), {})
+    assert refused.value.path == "server.origins"
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://game.example", "http://127.0.0.1:9000/", "http://[::1]:9000", "null", "App://local"]
+)
+def test_an_origin_of_a_page_an_app_or_a_file_may_be_listed(origin: str) -> None:
+    settings = ServerSettings.from_config(Config(server=ServerSection(origins=(origin,))), {})
+    assert settings.origins == (origin.rstrip("/").lower(),)
+
+
 def test_a_public_host_with_a_key_is_allowed_and_the_key_is_never_printed() -> None:
     settings = ServerSettings.from_config(config("0.0.0.0"), {"REALTIME_OMNI_API_KEY": "s3cret"})
     assert settings.api_key == "s3cret"

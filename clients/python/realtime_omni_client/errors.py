@@ -81,3 +81,9 @@ class SessionClosedError(WorldError):
 
 class MediaUnavailableError(WorldError, ImportError):
     """A format needs a library that is not installed; the message names it."""
+
+
+def answered(status: int) -> str:
+    """What a status in place of a connection says to whoever connects."""
+    hint = {401: ": it wants a key (api_key=), or another one", 404: ": there is no such path"}.get(status, "")
+    return f"the server answered HTTP {status}{hint}"

@@ -44,7 +44,7 @@ from realtime_omni_protocols.openpi.stream_messages import (
     Started,
 )
 
-from .errors import ConnectError, ConnectionLostError, ProtocolViolation
+from .errors import ConnectError, ConnectionLostError, ProtocolViolation, answered
 
 T = TypeVar("T")
 
@@ -209,7 +209,7 @@ class PolicyClient:
             )
         except InvalidStatus as error:
             status = error.response.status_code
-            raise ConnectError(f"the server answered HTTP {status}", status=status) from None
+            raise ConnectError(answered(status), status=status) from None
         except (OSError, InvalidHandshake, InvalidURI, ConnectionClosed, ValueError) as error:
             raise ConnectError(f"no connection to the server: {error}") from error
         try:

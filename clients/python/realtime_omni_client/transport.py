@@ -16,7 +16,7 @@ from websockets.typing import Subprotocol
 from realtime_omni_protocols.errors import WireCode
 from realtime_omni_protocols.world_messages import PROTOCOL
 
-from .errors import ConnectError
+from .errors import ConnectError, answered
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """One raw 4K frame is 25 MB; nothing legitimate is larger than this."""
@@ -85,7 +85,7 @@ def websocket_connector(url: str, *, api_key: str | None, open_timeout_s: float,
         except InvalidStatus as error:
             status = error.response.status_code
             code = {401: WireCode.UNAUTHORIZED, 403: WireCode.ORIGIN_REFUSED}.get(status)
-            raise ConnectError(f"the server answered HTTP {status}", status=status, code=code) from None
+            raise ConnectError(answered(status), status=status, code=code) from None
         except (OSError, TimeoutError, InvalidHandshake, InvalidURI, ConnectionClosed, ValueError) as error:
             # ValueError: what urllib says of an address, ours or the one a server redirects to
             raise ConnectError(f"no connection to the server: {error}") from error
