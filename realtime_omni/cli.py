@@ -303,6 +303,11 @@ def _recipe_script(model: str, script: str, command: str) -> ModuleType:
     folder = checkout / "recipes" / model.replace("-", "_")
     file = folder / f"{script}.py"
     if not model.replace("-", "").replace("_", "").isalnum() or not file.is_file():
+        there = sorted(found.parent.name.replace("_", "-") for found in checkout.glob(f"recipes/*/{script}.py"))
+        if there:
+            raise ConfigError(
+                f"{command} {model}: recipes/{folder.name}/{script}.py was not found; known: {', '.join(there)}"
+            )
         raise ConfigError(
             f"{command} {model}: recipes/{folder.name}/{script}.py was not found; {command} needs a checkout of the"
             " repository (an installed wheel carries only the weights)"

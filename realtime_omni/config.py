@@ -331,12 +331,18 @@ def _check_owner(assignment: Assignment) -> None:
 def _unknown(path: FieldPath, names: Sequence[str]) -> str:
     """The message for a field nobody owns, with the nearest known name: of the whole path, else of its last part."""
     dotted = ".".join(path)
-    near = difflib.get_close_matches(dotted, names, n=1, cutoff=0.75)
-    if not near:
+    near = nearest(dotted, names)
+    if near is None:
         leaves = {name.rsplit(".", 1)[-1]: name for name in reversed(names)}
-        near = [leaves[leaf] for leaf in difflib.get_close_matches(path[-1], list(leaves), n=1, cutoff=0.75)]
-    hint = f"did you mean {near[0]}?" if near else _LAYOUT
+        leaf = nearest(path[-1], list(leaves))
+        near = None if leaf is None else leaves[leaf]
+    hint = _LAYOUT if near is None else f"did you mean {near}?"
     return f"{dotted}: unknown field, nothing owns it; {hint}"
+
+
+def nearest(name: str, known: Sequence[str]) -> str | None:
+    """The known name that an unknown one was probably meant to be."""
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.75)), None)
 
 
 def _assign(tree: dict[str, Value], assignment: Assignment) -> None:

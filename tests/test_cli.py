@@ -112,7 +112,9 @@ def test_an_unknown_recipe_is_refused_before_the_port_is_looked_at(
 ) -> None:
     assert run(monkeypatch, "serve", "nosuch") == 2
     assert served == []
-    assert "unknown model 'nosuch'" in capsys.readouterr().err
+    assert "unknown model 'nosuch'; known: tiny-world, " in capsys.readouterr().err
+    assert run(monkeypatch, "serve", "tiny-wrold") == 2
+    assert "unknown model 'tiny-wrold'; did you mean tiny-world? known: " in capsys.readouterr().err
 
 
 @pytest.mark.req("AC-48")
@@ -145,12 +147,17 @@ def test_two_replicas_are_refused_before_anything_starts(
     assert "affinity" in capsys.readouterr().err
 
 
-def test_an_evaluation_that_is_not_in_this_checkout_says_where_it_was_looked_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_evaluation_that_is_not_in_this_checkout_says_where_it_was_looked_for_and_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    missing = "eval no-such-model: recipes/no_such_model/evaluate.py was not found; "
     assert run(monkeypatch, "eval", "no-such-model") == 2
-    assert "recipes/no_such_model/evaluate.py" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"realtime-omni: {missing}known: tiny-policy, tiny-world\n"
     assert run(monkeypatch, "eval", "../etc") == 2
+    assert "known: tiny-policy" in capsys.readouterr().err
+    monkeypatch.setattr(cli, "__file__", str(tmp_path / "realtime_omni" / "cli.py"))
+    assert run(monkeypatch, "eval", "no-such-model") == 2
+    assert f"{missing}eval needs a checkout" in capsys.readouterr().err
 
 
 def test_a_demo_that_there_is_not_is_refused_with_those_that_there_are(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from realtime_omni.errors import ConfigError, ErrorCode, OmniError
@@ -70,8 +72,13 @@ def locate(name: str) -> str:
     if target is None and ":" in name:
         target = name
     if target is None:
+        from realtime_omni.config import nearest
+
+        known = names()
+        near = nearest(name, known)
+        hint = "" if near is None else f"did you mean {near}? "
         raise ConfigError(
-            f"unknown model {name!r}; known: {', '.join(names())}, or package.module:Class",
+            f"unknown model {name!r}; {hint}known: {', '.join(known)}, or package.module:Class",
             code=ErrorCode.MODEL_UNKNOWN,
             path="model",
         )
@@ -85,7 +92,9 @@ def load_class(name: str) -> type[Any]:
         module = import_module(module_name)
     except Exception as error:  # it may be the user's own file, with whatever mistake
         raise ConfigError(
-            f"model {name!r} cannot be imported: {error}", code=ErrorCode.MODEL_UNKNOWN, path="model"
+            f"model {name!r} cannot be imported: {_told(error, module_name)}",
+            code=ErrorCode.MODEL_UNKNOWN,
+            path="model",
         ) from error
     if not hasattr(module, attribute):
         raise ConfigError(
@@ -116,13 +125,48 @@ def build(config: Config) -> WorldModel:
     cls = load_class(config.model)
     try:
         model = cls.from_config(config) if hasattr(cls, "from_config") else cls()
+        missing = missing_members(model)
     except OmniError:
         raise
     except Exception as error:
-        raise ConfigError(f"model {config.model!r} could not be loaded: {error}", path="model") from error
-    missing = [n for n in ("spec", "open", "understand", "new_reducer", "step") if not hasattr(model, n)]
-    if not missing and model.spec.policy is not None and not hasattr(model, "check_observation"):
-        missing = ["check_observation"]
+        told = _told(error, cls.__module__)
+        raise ConfigError(f"model {config.model!r} could not be loaded: {told}", path="model") from error
     if missing:
         raise ConfigError(f"model {config.model!r} lacks {', '.join(missing)}", path="model")
     return model  # type: ignore[no-any-return]
+
+
+def missing_members(model: object) -> tuple[str, ...]:
+    """What the contract of the model's kind names and the model does not have, in the contract's order."""
+    from realtime_omni.models.base import RewritingModel, WorldModel
+    from realtime_omni.models.policy import PolicyModel
+
+    contracts: list[type] = [WorldModel]
+    try:
+        spec = getattr(model, "spec", None)
+    except NotImplementedError:  # PolicyBase's and DuplexBase's
+        spec = None
+    if spec is not None and spec.policy is not None:
+        contracts.append(PolicyModel)
+    if spec is not None and spec.kv.rewrite_frames:
+        contracts.append(RewritingModel)
+    members = [name for contract in contracts for name in vars(contract) if not name.startswith("_")]
+    return tuple(name for name in members if (spec if name == "spec" else getattr(model, name, None)) is None)
+
+
+def _told(error: Exception, module: str) -> str:
+    """An error of the model's own code in one line: type, message, and the innermost line of its package that was reached."""
+    said = " ".join(str(error).split())
+    told = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    if isinstance(error, SyntaxError):
+        return told  # says itself where
+    package = module.partition(".")[0]
+    reached = [
+        (frame, line)
+        for frame, line in walk_tb(error.__traceback__)
+        if frame.f_code.co_filename != __file__ and str(frame.f_globals.get("__name__")).partition(".")[0] == package
+    ]
+    if not reached:
+        return told
+    frame, line = reached[-1]
+    return f"{told} ({Path(frame.f_code.co_filename).name}, line {line})"

@@ -23,7 +23,6 @@ from realtime_omni.engine import commands as c
 from realtime_omni.errors import ArgumentError, OmniError
 from realtime_omni.models import catalog
 from realtime_omni.models.base import SessionSetup, WorldModel
-from realtime_omni.models.policy import PolicyModel
 from realtime_omni.session.values import (
     Chunk,
     ControlInput,
@@ -88,7 +87,8 @@ def check_model(
 
     ``found`` is called with each rule's finding as soon as the rule is done.
 
-    Raises ConfigError when there is no such model or its recipe is refused; everything else is in the report.
+    Raises ConfigError when there is no such model, its recipe is refused or it cannot be loaded; everything else is in the
+    report.
     """
     if isinstance(target, str):
         target = load(target, {})
@@ -96,6 +96,10 @@ def check_model(
         config, model = target, catalog.build(target)
     else:
         config, model = small_config(dtype=dtype), target
+        if missing := catalog.missing_members(model):
+            lacks = Finding(_name(_spec), False, f"lacks {', '.join(missing)}; no other rule was tried")
+            found(lacks)
+            return Report(type(model).__name__, (lacks,))
     lab = Lab(WatchedModel(model), config, can_rebuild=model is not target)
     findings: list[Finding] = []
     with _quiet():
@@ -117,8 +121,12 @@ def _quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
+def _name(rule: Callable[[Lab], str | None]) -> str:
+    return (rule.__doc__ or rule.__name__).rstrip(".")
+
+
 def _apply(rule: Callable[[Lab], str | None], lab: Lab) -> Finding:
-    name = (rule.__doc__ or rule.__name__).rstrip(".")
+    name = _name(rule)
     try:
         return Finding(name, True, rule(lab) or "")
     except Skip as reason:
@@ -135,8 +143,6 @@ def _apply(rule: Callable[[Lab], str | None], lab: Lab) -> Finding:
 def _spec(lab: Lab) -> str | None:
     """The declaration is complete and consistent."""
     spec = lab.spec
-    contract = WorldModel if spec.policy is None else PolicyModel
-    assert isinstance(lab.model.inner, contract), f"a method of the {contract.__name__} protocol is missing"
     names = [a.name for a in spec.artifacts]
     assert len(set(names)) == len(names), f"artifact names repeat: {names}"
     assert sum(a.primary for a in spec.artifacts) == 1, "exactly one artifact must be primary"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,9 @@ from realtime_omni.config import Config, EngineSection, KVSection, ParallelSecti
 from realtime_omni.errors import ConfigError
 from realtime_omni.kv.capacity import KVSpec
 from realtime_omni.models import catalog
+from realtime_omni.models.duplex import DuplexBase
+from realtime_omni.models.null.policy import NullPolicy
+from realtime_omni.models.policy import PolicyBase
 from realtime_omni.testing.inline import InlineEngine, small_config
 from realtime_omni.testing.models import TinyKVWorld
 
@@ -100,8 +105,8 @@ def test_an_unknown_model_is_refused_naming_the_known_ones() -> None:
     ("name", "why"),
     [
         ("realtime_omni.errors:Missing", "has no Missing"),
-        ("no_such_package.module:Model", "cannot be imported"),
-        (":", "cannot be imported: Empty module name"),
+        ("no_such_package.module:Model", "cannot be imported: ModuleNotFoundError: No module named 'no_such_package'$"),
+        (":", "cannot be imported: ValueError: Empty module name"),
         (".:Model", "cannot be imported"),
         ("realtime_omni.testing.faults:InjectedFault", "lacks"),
         ("realtime_omni.models.catalog:CATALOG", "not a class"),
@@ -122,8 +127,99 @@ def test_a_window_that_holds_no_block_of_the_model_is_refused() -> None:
 def test_a_model_whose_file_is_broken_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_world.py").write_text("class World(\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"cannot be imported: .*broken_world\.py, line 1"):
+    with pytest.raises(ConfigError, match=r"cannot be imported: SyntaxError: .*broken_world\.py, line 1\)$"):
         catalog.build(Config(model="broken_world:World"))
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (
+            "import json\njson.loads('{')\n",
+            r"cannot be imported: JSONDecodeError: .* \(own_world_unread\.py, line 2\)$",
+        ),
+        (
+            "class World:\n    def __init__(self):\n        {}['weights']\n",
+            r"KeyError: 'weights' \(own_world_bare\.py, line 3\)$",
+        ),
+        (
+            "class World:\n    @classmethod\n    def from_config(cls, config):\n        raise ValueError('two\\nlines')\n",
+            r"could not be loaded: ValueError: two lines \(own_world_lines\.py, line 4\)$",
+        ),
+        (
+            "class World:\n    def __init__(self):\n        assert not self\n",
+            r"AssertionError \(own_world_mute\.py, line 3\)$",
+        ),
+    ],
+)
+def test_an_error_in_a_models_own_file_is_told_with_its_type_and_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, why: str
+) -> None:
+    name = re.search(r"own_world_[a-z]+", why.replace("\\", ""))
+    assert name is not None
+    (tmp_path / f"{name[0]}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=why) as refused:
+        catalog.build(Config(model=f"{name[0]}:World"))
+    assert "\n" not in refused.value.message
+
+
+CONTRACT = [
+    "spec",
+    "open",
+    "understand",
+    "new_reducer",
+    "needs_prefill",
+    "prefill",
+    "step",
+    "pack",
+    "unpack",
+    "fingerprint",
+    "close",
+    "start_image",
+]
+
+
+class Without:
+    """A model without some of the contract's members."""
+
+    def __init__(self, model: object, *members: str) -> None:
+        self.model, self.members = model, members
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.members:
+            raise AttributeError(name)
+        return getattr(self.model, name)
+
+
+def test_a_model_that_lacks_members_of_the_contract_is_refused_with_all_their_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refusal(make: Callable[[], object]) -> str:
+        kind = type("Kind", (), {"from_config": staticmethod(lambda config: make())})
+        monkeypatch.setattr(catalog, "load_class", lambda name: kind)
+        with pytest.raises(ConfigError) as refused:
+            catalog.build(Config(model="mine:Mini"))
+        return refused.value.message
+
+    assert refusal(object) == f"model 'mine:Mini' lacks {', '.join(CONTRACT)}"
+    for member in CONTRACT:
+        assert refusal(lambda member=member: Without(TinyKVWorld(), member)) == f"model 'mine:Mini' lacks {member}"
+    seven = ("needs_prefill", "prefill", "pack", "unpack", "fingerprint", "close", "start_image")
+    assert refusal(lambda: Without(TinyKVWorld(), *seven)) == f"model 'mine:Mini' lacks {', '.join(seven)}"
+    for base in (PolicyBase, DuplexBase):
+        own = "spec, open, step, pack, unpack, fingerprint"
+        assert refusal(base) == f"model 'mine:Mini' lacks {own}"
+    policy = ("pack", "check_observation")
+    assert refusal(lambda: Without(NullPolicy(), *policy)) == f"model 'mine:Mini' lacks {', '.join(policy)}"
+
+
+def test_a_model_that_rewrites_history_must_say_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = TinyKVWorld().spec
+    model = TinyKVWorld()
+    kv = replace(spec.kv, rewrite_frames=spec.kv.frames_per_block)
+    monkeypatch.setattr(model, "_spec", replace(spec, kv=kv))
+    assert catalog.missing_members(model) == ("rewritten_blocks",)
 
 
 @pytest.mark.parametrize("name", ["null", "realtime_omni.models.null.model:NullWorld"])

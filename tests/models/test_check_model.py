@@ -386,6 +386,20 @@ def test_a_model_that_breaks_the_contract_is_exit_status_1(monkeypatch: pytest.M
     assert exited.value.code == 1
 
 
+def test_a_model_without_all_members_is_told_which_and_tried_no_further() -> None:
+    class Mini:
+        spec = TinyKVWorld().spec
+        open = understand = new_reducer = prefill = needs_prefill = step = pack = unpack = TinyKVWorld.close
+
+    told: list[Finding] = []
+    report = check_model(Mini(), found=told.append)  # type: ignore[arg-type]
+    assert not report.passed
+    assert report.findings == tuple(told)
+    assert [(f.rule, f.detail) for f in told] == [
+        ("The declaration is complete and consistent", "lacks fingerprint, close, start_image; no other rule was tried")
+    ]
+
+
 def test_an_unknown_model_is_refused_before_any_rule() -> None:
     with pytest.raises(ConfigError, match="unknown model"):
         check_model("no-such-model")
