@@ -484,6 +484,23 @@ def test_an_own_picture_is_cut_to_size_and_sent(open_page: OpenPage, url: str) -
     assert world.wait("s.epoch === 1 && s.lastFrameIndex > 2")["epoch"] == 1
 
 
+NO_PICTURE = [{"name": "notes.png", "mimeType": "image/png", "buffer": b"these are notes"}]
+
+
+def test_what_is_no_picture_leaves_no_tile_and_its_line_leaves_with_what_works(open_page: OpenPage, url: str) -> None:
+    world = open_page(url)
+    world.moves()
+    tiles = world.page.locator("#starts button")
+    before = tiles.count()
+    world.page.set_input_files("#upload", NO_PICTURE)
+    world.page.wait_for_selector("#toast[data-tone='bad']:has-text('be used')")
+    assert tiles.count() == before
+    assert world.page.locator("#starts button[aria-pressed='true']").count() == 0
+    world.page.click("#reset")
+    world.wait("s.epoch === 1 && s.lastFrameIndex > 2")
+    assert world.text("#toast") == ""
+
+
 def test_a_hidden_page_pauses_and_a_seen_one_plays_on(open_page: OpenPage, url: str) -> None:
     world = open_page(url)
     world.moves()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 
 import pytest
@@ -60,6 +61,41 @@ def test_an_unknown_prompt_is_refused_in_words_and_the_walk_goes_on(open_page: O
     world.page.keyboard.press("Enter")
     world.page.wait_for_selector("#toast:has-text('does not know this place')")
     world.moves()
+
+
+@pytest.mark.parametrize("way_on", ["#reset", "#fork"])
+def test_a_refused_place_is_told_until_something_works(open_page: OpenPage, url: str, way_on: str) -> None:
+    world = open_page(url)
+    world.moves()
+    world.page.fill("#prompt", "xyzzy plugh")
+    world.page.keyboard.press("Enter")
+    world.page.wait_for_selector("#toast[data-tone='bad']:has-text('does not know this place')")
+    assert world.page.input_value("#prompt") == "xyzzy plugh"  # to be mended
+    world.page.click(way_on)
+    until(world.page, "document.getElementById('prompt').value === ''")
+    assert world.text("#toast") == ""
+    world.moves()
+
+
+def test_a_picture_that_the_server_refuses_leaves_no_tile_and_the_choice_as_it_was(
+    open_page: OpenPage, url: str
+) -> None:
+    dot = base64.b64decode(
+        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
+    )
+    spoil = "HTMLCanvasElement.prototype.toDataURL = () => 'data:image/jpeg;base64,AAAA'"
+    world = open_page(url, before=spoil)
+    world.moves()
+    tiles = world.page.locator("#starts button")
+    before = tiles.count()
+    world.page.set_input_files("#upload", [{"name": "dot.png", "mimeType": "image/png", "buffer": dot}])
+    world.page.wait_for_selector("#toast[data-tone='bad']:has-text('be used')", state="attached")
+    assert world.stats()["errors"][-1].startswith("image_invalid")  # the server's word
+    assert tiles.count() == before
+    assert world.page.locator("#starts button[aria-pressed='true']").count() == 0
+    world.page.click("#reset")
+    assert world.wait("s.epoch === 1 && s.lastFrameIndex > 2")["phase"] == "live"
+    assert world.text("#toast") == ""
 
 
 def test_cut_and_reloaded_it_walks_on_with_the_next_frame(open_page: OpenPage, url: str) -> None:

@@ -9,6 +9,8 @@ export interface ModelInfo {
   /** What a voice can do; null for a model that makes no speech. */
   voice: Voice | null;
   makesWorlds: boolean;
+  /** A policy that only tells robots how to move, and makes no pictures. */
+  onlyRobots: boolean;
 }
 export interface Voice { turn_modes: string[]; takes_text: boolean; takes_tools: boolean }
 
@@ -42,7 +44,7 @@ export async function fetchPicture(url: string): Promise<ImageBitmap> {
 }
 
 function modelOf(entry: unknown, base: string): ModelInfo | null {
-  if (typeof entry === "string") return { name: entry, prompts: [], starts: [], takesImage: true, voice: null, makesWorlds: true };
+  if (typeof entry === "string") return { name: entry, prompts: [], starts: [], takesImage: true, voice: null, makesWorlds: true, onlyRobots: false };
   if (typeof entry !== "object" || entry === null) return null;
   const fields = entry as Record<string, unknown>;
   const name = fields.name ?? fields.id;
@@ -55,7 +57,8 @@ function modelOf(entry: unknown, base: string): ModelInfo | null {
   });
   const prompts = (Array.isArray(fields.prompts) ? fields.prompts : []).filter((prompt) => typeof prompt === "string");
   const voice = voiceOf(fields.voice);
-  return { name, prompts, starts, takesImage: fields.takes_image !== false, voice, makesWorlds: voice === null && !fields.policy };
+  const onlyRobots = Boolean(fields.policy) && Array.isArray(fields.formats) && fields.formats.length === 0;
+  return { name, prompts, starts, takesImage: fields.takes_image !== false, voice, makesWorlds: voice === null && !fields.policy, onlyRobots };
 }
 
 function voiceOf(value: unknown): Voice | null {

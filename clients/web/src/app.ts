@@ -10,7 +10,7 @@ import { Entrance } from "./entrance";
 import { keysOf } from "./held";
 import { keptSession } from "./kept";
 import { WorldMachine } from "./machine";
-import { closedNotice, errorNotice, explain, failedNotice, type Action } from "./messages";
+import { closedNotice, errorNotice, explain, failedNotice, sentence, type Action } from "./messages";
 import { LatencyMeter, RateMeter } from "./meters";
 import { Panel } from "./panel";
 import { WorldPicture } from "./picture";
@@ -40,6 +40,7 @@ export class App {
     onRenew: () => void this.renew(),
     onClose: () => this.end(),
     onModel: (name) => { this.entrance.model = name; this.panel.beginning = null; void this.renew(); },
+    onNoPicture: () => this.view.say(sentence("image_invalid"), "bad"),
   });
   private readonly entrance: Entrance;
   private readonly two = new TwoWalks(this.url("world"), this.picture, {
@@ -175,7 +176,8 @@ export class App {
     try {
       options = await resetOptions(this.panel, this.machine.session!);
     } catch {
-      return this.view.say(explain("image_invalid", ""), "bad");
+      this.panel.takeBack();
+      return this.view.say(sentence("image_invalid"), "bad");
     }
     if (this.live || this.machine.phase === "failed") this.connection.send(this.machine.reset(options));
   }
@@ -275,6 +277,8 @@ export class App {
       case "session.started":
         this.player.stop();
         this.two.past.clear();
+        this.panel.began();
+        this.worked();
         this.settle(message);
         return this.playing();
       case "session.resumed":
@@ -289,8 +293,9 @@ export class App {
         this.player.blockArrived(performance.now());
         return;
       case "event.accepted":
-        if (message.prompt) this.view.say(`Going there: ${message.prompt}`);
-        return;
+        if (!message.prompt) return;
+        this.worked();
+        return this.view.say(`Going there: ${message.prompt}`);
       case "session.paused": return this.paused();
       case "session.playing":
       case "session.recovered": return this.playing();
@@ -298,11 +303,15 @@ export class App {
         this.player.flush(message.epoch);
         this.latency.forget();
         this.two.past.clear();
+        this.panel.began();
+        this.worked();
         this.panel.showSeed(message.seed);
         this.place();
         return this.machine.phase === "paused" ? undefined : this.playing();
       case "session.rewound": return this.wentBack(message);
-      case "session.forked": return this.two.split(message);
+      case "session.forked":
+        this.worked();
+        return this.two.split(message);
       case "session.failed":
         this.controls.enabled = false;
         this.controls.releaseAll();
@@ -344,10 +353,16 @@ export class App {
     this.player.flush(rewound.epoch);
     this.latency.forget();
     this.two.wentBack(rewound);
+    this.worked();
     this.place();
     this.sendKeys(null); // the world holds the keys of that moment: what is held now rules
     if (this.machine.phase === "paused") this.view.hide();
     else this.playing();
+  }
+
+  private worked(): void {
+    this.view.worked();
+    this.panel.worked();
   }
 
   private playing(): void {
@@ -404,6 +419,8 @@ export class App {
 
   private refused(error: ServerError): void {
     this.log(`${error.code}: ${error.message}`);
+    if (error.code === "image_invalid") this.panel.takeBack();
+    if (error.code === "prompt_unknown") this.panel.promptRefused();
     if (error.code === "not_retained" && this.two.notRetained()) return;
     if (this.live && !error.fatal) {
       this.view.say(explain(error.code, error.message), "bad");

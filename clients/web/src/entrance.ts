@@ -1,7 +1,7 @@
 // Who is here: the models of the server, and what stands in the way of asking for them. Owns the list and the chosen world.
 
 import { apiKey, fetchModels, KeyWanted, Refused, type ModelInfo } from "./api";
-import { errorNotice } from "./messages";
+import { errorNotice, robotsNotice } from "./messages";
 import type { Panel } from "./panel";
 import { showTabs } from "./tabs";
 import type { View } from "./view";
@@ -17,17 +17,20 @@ export class Entrance {
     private readonly log: (text: string) => void,
   ) {}
 
-  /** False where nobody may enter, which the card then says. */
+  /** False where nobody may enter or there is no world, which the card then says. */
   async find(): Promise<boolean> {
+    let models;
     try {
-      const models = await fetchModels(this.base);
-      showTabs(models);
-      this.onModels(models);
-      this.worlds = models.filter(({ makesWorlds }) => makesWorlds);
+      models = await fetchModels(this.base);
     } catch (error) {
       return this.failed(error);
     }
+    showTabs(models);
+    this.onModels(models);
+    this.worlds = models.filter(({ makesWorlds }) => makesWorlds);
     this.reachable = true;
+    const [first] = models;
+    if (first && models.every(({ onlyRobots }) => onlyRobots)) return this.robotsOnly(first.name);
     this.model ??= this.worlds[0]?.name ?? null;
     this.show();
     return true;
@@ -40,6 +43,14 @@ export class Entrance {
     if (!info) return;
     this.panel.prompts(info.prompts);
     this.panel.starts(info.starts, info.takesImage);
+  }
+
+  private robotsOnly(name: string): boolean {
+    document.body.toggleAttribute("data-robots", true);
+    document.title = "realtime_omni · a policy for robots";
+    this.view.show(robotsNotice(name, `${location.origin.replace(/^http/, "ws")}${this.base}/v1/realtime/robot/openpi`));
+    this.view.link("Ready for robots", "good");
+    return false;
   }
 
   private failed(error: unknown): boolean {

@@ -81,6 +81,13 @@ export function closedNotice(reason: string, code: string | null, message: strin
   return { ...notice, text: `${notice.text} ${sentence(code)}`, detail: message ?? "" };
 }
 
+/** For a server that has nothing to walk in. */
+export function robotsNotice(name: string, address: string): Notice {
+  const text = "A robot sends this server what its cameras see, and is told how to move. There is no world to walk in here.";
+  const detail = `Robots connect to\n${address}\n\nTo watch one, run\nrealtime-omni demo robot --port 0`;
+  return { title: `${name} leads robots`, text, actions: [], tone: "good", detail };
+}
+
 export function failedNotice(code: string, message: string, can: readonly Action[]): Notice {
   return { title: "The world has stopped", text: sentence(code), actions: [...can], tone: "bad", detail: message };
 }

@@ -11,6 +11,8 @@ export interface PanelHooks {
   onRenew: () => void;
   onClose: () => void;
   onModel: (name: string) => void;
+  /** What was uploaded is no picture. */
+  onNoPicture: () => void;
 }
 
 const THUMBNAIL_PIXELS = 144;
@@ -40,12 +42,15 @@ export class Panel {
   private readonly seedInput = byId<HTMLInputElement>("seed");
   private readonly modelSelect = byId<HTMLSelectElement>("model");
   private seedTyped = false;
+  private refusedPrompt: string | null = null; // what the field held when the place was refused
+  private before: { beginning: Beginning; pressed: Element | null; own: Element | null } | null = null; // until a choice has worked
 
   constructor(private readonly hooks: PanelHooks) {
     byId("prompt-form").addEventListener("submit", (event) => {
       event.preventDefault();
       const prompt = this.prompt.value.trim();
       if (prompt === "") return;
+      this.refusedPrompt = null;
       hooks.onPrompt(prompt);
       this.prompt.blur(); // back to walking
       this.backToTheWorld();
@@ -67,7 +72,7 @@ export class Panel {
     const upload = byId<HTMLInputElement>("upload");
     upload.addEventListener("change", () => {
       const file = upload.files?.[0];
-      if (file) this.addOwn(file);
+      if (file) void this.addOwn(file);
       upload.value = "";
     });
     const menu = byId("menu");
@@ -172,27 +177,69 @@ export class Panel {
     );
   }
 
+  /** The place was refused; what was typed stays to be mended. */
+  promptRefused(): void {
+    if (document.activeElement !== this.prompt) this.refusedPrompt = this.prompt.value; // else something new is being typed
+  }
+
+  /** The world began from what was chosen. */
+  began(): void {
+    this.before = null;
+  }
+
+  /** The world went on with something else: a refused place that nobody has mended leaves the field. */
+  worked(): void {
+    if (this.prompt.value === this.refusedPrompt) this.prompt.value = "";
+    this.refusedPrompt = null;
+  }
+
+  /** The world can't begin from what was chosen last: the choice before it is chosen again, and an own picture leaves. */
+  takeBack(): void {
+    if (!this.before) return;
+    const { beginning, pressed, own } = this.before;
+    this.before = null;
+    this.beginning = beginning;
+    this.press(pressed);
+    own?.remove();
+  }
+
   /** What acts on a session, here and in the bar; without one it would do nothing. */
   enable(enabled: boolean): void {
     for (const id of ["close", "reset", "fork", "back", "pause"]) byId<HTMLButtonElement>(id).disabled = !enabled;
   }
 
-  private addOwn(file: File): void {
-    const tile = this.tile("yours", { picture: file }, createImageBitmap(file));
-    byId("starts").lastElementChild!.before(make("li", {}, tile));
-    tile.click();
+  private async addOwn(file: File): Promise<void> {
+    let bitmap;
+    try {
+      bitmap = await createImageBitmap(file);
+    } catch {
+      this.backToTheWorld();
+      return this.hooks.onNoPicture();
+    }
+    const tile = this.tile("yours", { picture: file }, Promise.resolve(bitmap));
+    const item = make("li", {}, tile);
+    byId("starts").lastElementChild!.before(item);
+    this.choose(tile, { picture: file }, item);
+  }
+
+  private choose(tile: Element, beginning: Beginning, own: Element | null): void {
+    const pressed = byId("starts").querySelector('button[aria-pressed="true"]');
+    this.before = { beginning: this.beginning, pressed, own };
+    this.beginning = beginning;
+    this.press(tile);
+    this.backToTheWorld();
+    this.hooks.onReset();
+  }
+
+  private press(tile: Element | null): void {
+    for (const each of byId("starts").querySelectorAll("button")) each.setAttribute("aria-pressed", String(each === tile));
   }
 
   private tile(words: string, beginning: Exclude<Beginning, null>, picture: Promise<ImageBitmap>): HTMLButtonElement {
     const canvas = make("canvas", { width: THUMBNAIL_PIXELS, height: THUMBNAIL_PIXELS });
     const tile = make("button", { type: "button", title: `Start from ${words}` }, canvas, make("span", { textContent: words }));
     tile.setAttribute("aria-pressed", "false");
-    tile.addEventListener("click", () => {
-      for (const other of byId("starts").querySelectorAll("button")) other.setAttribute("aria-pressed", String(other === tile));
-      this.beginning = beginning;
-      this.backToTheWorld();
-      this.hooks.onReset();
-    });
+    tile.addEventListener("click", () => this.choose(tile, beginning, null));
     picture.then(
       (bitmap) => {
         const side = Math.min(bitmap.width, bitmap.height);

@@ -90,6 +90,12 @@ export class View {
     this.toastTimer = window.setTimeout(() => setText(toast, ""), tone === "bad" ? 7_000 : 3_500);
   }
 
+  /** Something has worked: what was refused before it is told no longer. */
+  worked(): void {
+    const toast = byId("toast");
+    if (toast.dataset.tone === "bad") setText(toast, "");
+  }
+
   hint(hint: Hint): void {
     const element = byId("hint");
     element.hidden = hint === "none";
