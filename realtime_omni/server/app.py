@@ -164,6 +164,8 @@ def _add_status_routes(app: FastAPI, managers: Sequence[Backend], metrics: Metri
     @app.get("/healthz")
     async def healthz() -> Response:
         ok, reason = _health(managers)
+        if any(hub.stopping for hub in app.state.hubs):
+            ok, reason = False, "the server is stopping"
         return JSONResponse({"status": "ok" if ok else "unhealthy", "reason": reason}, 200 if ok else 503)
 
     @app.get("/metrics")

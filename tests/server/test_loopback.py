@@ -178,6 +178,15 @@ async def test_stopping_the_server_says_goodbye_and_closes_1001(manager: FakeMan
     assert not manager.live
 
 
+async def test_a_server_that_stops_is_not_healthy(manager: FakeManager) -> None:
+    app = create_app(manager, ServerSettings(), clock=LoopClock())
+    await app.state.hub.shutdown(1.0)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        answer = await http.get("/healthz")
+    app.state.hub.close()
+    assert (answer.status_code, answer.json()["reason"]) == (503, "the server is stopping")
+
+
 async def test_health_models_sessions_metrics_and_the_page(manager: FakeManager) -> None:
     async with served(manager) as url, connected(url) as client, httpx.AsyncClient(base_url=url) as http:
         await client.send(start(session_id="s"))

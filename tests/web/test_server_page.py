@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import itertools
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from web.world_page import PHONE, OpenPage, StartServer, until
+from web.world_page import PHONE, OpenPage, StartServer, running_server, until
 
 pytestmark = pytest.mark.browser
 
@@ -110,6 +112,55 @@ def test_cut_and_reloaded_it_walks_on_with_the_next_frame(open_page: OpenPage, u
     after = world.moves()
     assert after["sessionId"] == before["sessionId"]
     assert after["lastFrameIndex"] > frames[-1]
+
+
+def test_a_server_that_was_shut_down_is_looked_for_and_walked_on_when_it_is_back(
+    open_page: OpenPage, tmp_path: Path
+) -> None:
+    with running_server("null", log=tmp_path / "before") as url:
+        world = open_page(url)
+        before = world.moves()
+    world.page.wait_for_selector("#card-title:has-text('The server has gone away')")
+    with running_server("tiny-world", log=tmp_path / "after", port=urlsplit(url).port):  # and with another world
+        world.page.wait_for_selector("#card-title:has-text('The server is back')")
+        world.page.click("#card-actions >> text=Start a new session")
+        after = world.moves()
+    assert after["sessionId"] != before["sessionId"]
+    assert world.text("#model-name") == "tiny-world"
+
+
+def test_a_session_asked_for_while_the_server_is_away_begins_when_it_is_back(
+    open_page: OpenPage, tmp_path: Path
+) -> None:
+    with running_server("null", log=tmp_path / "before") as url:
+        world = open_page(url)
+        before = world.moves()
+    world.page.click("#card-actions >> text=Start a new session")
+    world.page.wait_for_selector("#card-title:has-text('The server does not answer')")
+    with running_server("null", log=tmp_path / "after", port=urlsplit(url).port):
+        assert world.moves()["sessionId"] != before["sessionId"]
+
+
+def test_a_connection_lost_for_longer_than_the_walk_is_kept_says_so_and_begins_again(
+    open_page: OpenPage, start_server: StartServer
+) -> None:
+    world = open_page(start_server("null", "--set", "session.grace_s=1"))
+    before = world.moves()
+    world.page.context.set_offline(True)
+    world.page.evaluate("realtimeOmni.cut()")
+    world.page.wait_for_selector("#card-text:has-text('kept for 1 s, and that time is over')")
+    assert world.page.locator("#card-actions >> text=Start a new session").is_visible()
+    world.page.context.set_offline(False)
+    world.page.wait_for_selector("#card-title:has-text('Your walk is over')")
+    world.page.click("#card-actions >> text=Start a new session")
+    assert world.moves()["sessionId"] != before["sessionId"]
+
+
+def test_a_world_that_the_server_does_not_have_is_not_asked_for_again(open_page: OpenPage, url: str) -> None:
+    world = open_page(f"{url}?model=gone")
+    world.page.wait_for_selector("#card-text:has-text('does not have this model')")
+    world.page.click("#card-actions >> text=Start a new session")
+    world.moves()
 
 
 def test_a_server_with_a_key_asks_for_it_and_says_when_it_is_wrong(

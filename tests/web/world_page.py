@@ -41,9 +41,11 @@ OpenPage = Callable[..., "World"]
 
 
 @contextlib.contextmanager
-def running_server(kind: str, *extra: str, log: Path, timeout_s: float = 2 * LIVENESS_S) -> Iterator[str]:
+def running_server(
+    kind: str, *extra: str, log: Path, timeout_s: float = 2 * LIVENESS_S, port: int | None = None
+) -> Iterator[str]:
     """The base URL of a server process: ``fake``, or a model that ``realtime-omni serve`` knows."""
-    port = _free_port()
+    port = _free_port() if port is None else port
     if kind == "fake":
         command = [sys.executable, str(FAKE), "--static", str(PAGE), "--width", "128", "--height", "128"]
     else:

@@ -14,6 +14,7 @@ export interface ModelInfo {
 }
 export interface Voice { turn_modes: string[]; takes_text: boolean; takes_tools: boolean }
 
+const ANSWER_TIMEOUT_MS = 5_000;
 const KEY_ITEM = "realtime_omni.key";
 
 export class KeyWanted extends Error {}
@@ -37,6 +38,15 @@ export async function fetchModels(base: string): Promise<ModelInfo[]> {
   const body = (await (await get(`${base}/v1/models`)).json()) as Record<string, unknown>;
   const entries = Array.isArray(body) ? body : ((body.models ?? body.data ?? []) as unknown[]);
   return entries.map((entry) => modelOf(entry, base)).filter((model) => model !== null);
+}
+
+/** Whether the server is there and well. */
+export async function serverAnswers(base: string): Promise<boolean> {
+  try {
+    return (await fetch(`${base}/healthz`, { cache: "no-store", signal: AbortSignal.timeout(ANSWER_TIMEOUT_MS) })).ok;
+  } catch {
+    return false;
+  }
 }
 
 export async function fetchPicture(url: string): Promise<ImageBitmap> {

@@ -1,6 +1,6 @@
 // The page's middle: one connection, one player, one set of controls, and what each tells the others.
 
-import { apiKey, startOf } from "./api";
+import { apiKey, serverAnswers, startOf } from "./api";
 import { resetOptions, startOptions } from "./beginning";
 import { Connection, type Link } from "./connection";
 import { Controls, type Shortcut } from "./controls";
@@ -10,12 +10,13 @@ import { Entrance } from "./entrance";
 import { keysOf } from "./held";
 import { keptSession } from "./kept";
 import { WorldMachine } from "./machine";
-import { closedNotice, errorNotice, explain, failedNotice, sentence, type Action } from "./messages";
+import { BACK, closedNotice, errorNotice, explain, failedNotice, OPENING, sentence, waitingNotice, type Action } from "./messages";
 import { LatencyMeter, RateMeter } from "./meters";
 import { Panel } from "./panel";
 import { WorldPicture } from "./picture";
 import { Player } from "./player";
 import { HELD_KEYS_SCHEMA, type Chunk, type Format, type Frame, type Rewound, type ServerError, type ServerMessage, type Started } from "./protocol";
+import { Returning } from "./returning";
 import { Steering, type Step } from "./steering";
 import { TwoWalks } from "./two";
 import { linkText, View, type Hint } from "./view";
@@ -37,7 +38,7 @@ export class App {
   private readonly panel = new Panel({
     onPrompt: (prompt) => this.prompt(prompt),
     onReset: () => void this.reset(),
-    onRenew: () => void this.renew(),
+    onRenew: () => void this.again(),
     onClose: () => this.end(),
     onModel: (name) => { this.entrance.model = name; this.panel.beginning = null; void this.renew(); },
     onNoPicture: () => this.view.say(sentence("image_invalid"), "bad"),
@@ -79,6 +80,10 @@ export class App {
     onBytes: (bytes) => this.bytes.add(performance.now(), bytes),
     onBroken: (reason) => this.log(`protocol: ${reason}`),
   });
+  private readonly returning = new Returning({
+    answers: () => serverAnswers(this.base),
+    onBack: () => void this.serverIsBack(),
+  });
   private readonly frames = new RateMeter();
   private readonly bytes = new RateMeter();
   private readonly latency = new LatencyMeter();
@@ -86,6 +91,7 @@ export class App {
   private track: string | null = null;
   private lastFrame: Frame | null = null;
   private lastChunk: Chunk | null = null;
+  private lostAt: number | null = null; // when the connection of a walk that goes on was lost
   private pausedByPage = false;
   private leaving = false;
   private walked = false;
@@ -111,7 +117,8 @@ export class App {
   }
 
   async begin(): Promise<void> {
-    this.view.show({ title: "Opening the world", text: "The first picture takes a moment.", actions: [], tone: "busy" });
+    this.returning.stop();
+    this.view.show(OPENING);
     this.format = this.options.format ?? (await preferredFormat());
     if (!(await this.entrance.find())) return;
     const item = keptSession.take();
@@ -158,14 +165,23 @@ export class App {
 
   private async renew(): Promise<void> {
     if (!this.panel.seedIsValid()) return;
+    this.returning.stop();
     this.two.backToOne();
     if (this.live || this.machine.phase === "failed") this.connection.send(this.machine.command("session.close"));
     keptSession.forget();
     this.stopShowing();
     this.entrance.show();
-    this.view.show({ title: "Opening the world", text: "The first picture takes a moment.", actions: [], tone: "busy" });
+    this.view.show(OPENING);
     const options = await startOptions(this.panel, this.entrance.model, this.format, this.machine.session);
     this.connection.start(options);
+  }
+
+  /** A new session on a server that may have changed since this page asked it what it has. */
+  private async again(): Promise<void> {
+    if (!this.panel.seedIsValid()) return;
+    this.returning.stop();
+    this.view.show(OPENING);
+    if (await this.entrance.find()) await this.renew();
   }
 
   private async reset(): Promise<void> {
@@ -249,7 +265,7 @@ export class App {
   private act(action: Action): void {
     switch (action) {
       case "retry": return this.machine.session ? this.connection.retryNow() : void this.begin();
-      case "restart": return void this.renew();
+      case "restart": return void this.again();
       case "rollback": return void this.connection.send(this.machine.command("session.rollback"));
       case "reset": return void this.reset();
       case "close": return this.end();
@@ -275,6 +291,7 @@ export class App {
   private received(message: ServerMessage): void {
     switch (message.type) {
       case "session.started":
+        this.lostAt = null;
         this.player.stop();
         this.two.past.clear();
         this.panel.began();
@@ -282,6 +299,7 @@ export class App {
         this.settle(message);
         return this.playing();
       case "session.resumed":
+        this.lostAt = null;
         if (this.settle(this.machine.session!)) this.machine.skipToReceived();
         this.connection.send(this.machine.ack());
         for (const event of this.machine.unansweredEvents()) this.connection.send(event);
@@ -432,6 +450,8 @@ export class App {
     this.connection.drop();
     this.connection.machine = new WorldMachine();
     this.stopShowing();
+    if (error.code === "model_unknown") this.entrance.forget();
+    if (error.code === "shutdown") return this.ended("shutdown", null, null);
     this.view.show(errorNotice(error.code, error.message));
   }
 
@@ -440,6 +460,13 @@ export class App {
     this.stopShowing();
     this.view.link("Ended", "bad");
     this.view.show(closedNotice(reason, code, message));
+    if (reason === "shutdown") this.returning.begin();
+  }
+
+  private async serverIsBack(): Promise<void> {
+    if (!(await this.entrance.find())) return;
+    this.view.link("Ready", "good");
+    this.view.show(BACK);
   }
 
   private stopShowing(): void {
@@ -458,14 +485,15 @@ export class App {
     const { text, tone } = linkText(link, resuming);
     if (link.state !== "open") this.view.link(text, tone);
     if (link.state === "waiting") {
+      const now = performance.now();
+      if (resuming) this.lostAt ??= now;
       this.controls.enabled = false;
       this.controls.releaseAll();
       this.latency.forget();
       if (!link.everOpened && link.attempt > 1) void this.askWhy();
       if (resuming && link.attempt === 1) return; // usually back before anyone notices
-      const title = resuming ? "Reconnecting" : this.entrance.reachable ? "The server takes no one in now" : "The server does not answer";
-      const wait = `Next try in ${Math.max(1, Math.round(link.retryInMs / 1000))} s.`;
-      this.view.show({ title, text: resuming ? `Your walk is kept. ${wait}` : wait, actions: ["retry"], tone: "busy" });
+      const keptS = resuming ? this.machine.session!.limits.grace_s : null;
+      this.view.show(waitingNotice(link.retryInMs, now - (this.lostAt ?? now), keptS, this.entrance.reachable));
     }
   }
 

@@ -27,7 +27,9 @@ export class Entrance {
     }
     showTabs(models);
     this.onModels(models);
+    const offered = this.offers(this.model);
     this.worlds = models.filter(({ makesWorlds }) => makesWorlds);
+    if (offered && !this.offers(this.model)) this.forget(); // it came back with other worlds
     this.reachable = true;
     const [first] = models;
     if (first && models.every(({ onlyRobots }) => onlyRobots)) return this.robotsOnly(first.name);
@@ -43,6 +45,16 @@ export class Entrance {
     if (!info) return;
     this.panel.prompts(info.prompts);
     this.panel.starts(info.starts, info.takesImage);
+  }
+
+  /** The server does not have the chosen world. */
+  forget(): void {
+    this.model = null;
+    this.panel.beginning = null; // one of its start pictures
+  }
+
+  private offers(model: string | null): boolean {
+    return this.worlds.some(({ name }) => name === model);
   }
 
   private robotsOnly(name: string): boolean {

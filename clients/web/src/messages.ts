@@ -49,12 +49,22 @@ export const CODES: Record<string, { text: string; actions?: Action[] }> = {
   internal: { text: "Something went wrong in the server. Its log says what.", actions: ["restart"] },
 };
 
+const ERROR_TITLES: Record<string, string> = {
+  capacity: "The server is full", session_gone: "Your walk is over", session_not_found: "Your walk is over",
+};
+
+export const OPENING: Notice = { title: "Opening the world", text: "The first picture takes a moment.", actions: [], tone: "busy" };
+export const BACK: Notice = { title: "The server is back", text: "A new walk begins when you want.", actions: ["restart"], tone: "good" };
+
 const REASONS: Record<string, Notice> = {
   client: { title: "You have left the world", text: "The session is over.", actions: ["restart"], tone: "good" },
   detached_expired: { title: "The session is over", text: "It waited for this page to come back, but not for ever.", actions: ["restart"], tone: "good" },
   stalled: { title: "The session is over", text: "The page did not show pictures for a while.", actions: ["restart"], tone: "bad" },
   evicted: { title: "The session is over", text: "The server needed its place for someone else.", actions: ["restart"], tone: "bad" },
-  shutdown: { title: "The server is shutting down", text: "Try again when it is back.", actions: ["restart"], tone: "bad" },
+  shutdown: {
+    title: "The server has gone away", text: "It was shut down, and no walk outlasts that. This page looks every few seconds whether it is back.",
+    actions: ["restart"], tone: "busy",
+  },
   failed: { title: "The session has failed", text: "It can't be continued.", actions: ["restart"], tone: "bad" },
   taken_over: { title: "Open in another window", text: "This walk goes on in another window or tab.", actions: ["restart"], tone: "good" },
   operator: { title: "The session was ended", text: "The server's operator has closed it.", actions: ["restart"], tone: "bad" },
@@ -72,7 +82,7 @@ export function explain(code: string, detail: string): string {
 
 export function errorNotice(code: string, detail = ""): Notice {
   const actions = CODES[code]?.actions ?? ["restart"];
-  return { title: code === "capacity" ? "The server is full" : "That did not work", text: sentence(code), actions, tone: "bad", detail };
+  return { title: ERROR_TITLES[code] ?? "That did not work", text: sentence(code), actions, tone: "bad", detail };
 }
 
 export function closedNotice(reason: string, code: string | null, message: string | null): Notice {
@@ -86,6 +96,18 @@ export function robotsNotice(name: string, address: string): Notice {
   const text = "A robot sends this server what its cameras see, and is told how to move. There is no world to walk in here.";
   const detail = `Robots connect to\n${address}\n\nTo watch one, run\nrealtime-omni demo robot --port 0`;
   return { title: `${name} leads robots`, text, actions: [], tone: "good", detail };
+}
+
+/** While no connection can be had. `keptS`: how long the server keeps the walk that waits for it; null: no walk does. */
+export function waitingNotice(retryInMs: number, lostForMs: number, keptS: number | null, reachable: boolean): Notice {
+  const wait = `Next try in ${Math.max(1, Math.round(retryInMs / 1000))} s.`;
+  if (keptS === null) {
+    const title = reachable ? "The server takes no one in now" : "The server does not answer";
+    return { title, text: `${wait} A walk begins as soon as it does.`, actions: ["retry"], tone: "busy" };
+  }
+  if (lostForMs < keptS * 1000) return { title: "Reconnecting", text: `Your walk is kept. ${wait}`, actions: ["retry"], tone: "busy" };
+  const text = `Your walk was kept for ${Math.round(keptS)} s, and that time is over. ${wait}`;
+  return { title: "The server does not answer", text, actions: ["retry", "restart"], tone: "busy" };
 }
 
 export function failedNotice(code: string, message: string, can: readonly Action[]): Notice {
