@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Literal, NoReturn, Protocol, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -34,6 +34,9 @@ MAX_ESCAPES = 100_000
 """Backslashes of one message; a 4 MiB base64 picture whose every slash is escaped has 65,536."""
 MAX_NUMBER_CHARS = 400
 """A longer number literal has no meaning here, and converting one is quadratic."""
+
+Format: TypeAlias = Literal["h264", "jpeg", "rgb24", "latent"]
+"""How a world's pictures are coded on the wire."""
 
 JsonObject = dict[str, Any]
 """Opaque JSON that only the model's own schema can judge; the one place where a dict crosses the boundary."""
@@ -259,7 +262,7 @@ def _translate(complaint: str) -> WireError:
     if own is not None:
         text, path = own["text"], path + own["rel"]
     if path == "$.format" and text.startswith("Invalid enum value"):
-        return WireError(WireCode.UNSUPPORTED_FORMAT, "this format is not one of the protocol's", path=path)
+        return WireError(WireCode.UNSUPPORTED_FORMAT, f"format must be one of {', '.join(get_args(Format))}", path=path)
     if path == "$.protocol" and text.startswith("Invalid"):
         return WireError(WireCode.UNSUPPORTED_VERSION, "this version of the protocol is unknown", path=path)
     return bad(_clean(text), path)

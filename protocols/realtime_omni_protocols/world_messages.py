@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .envelope import MAX_SAFE_INT, JsonObject, check_data, check_size, decode_text, semantic
+from .envelope import Format as Format
 from .errors import CloseCode, WireCode, WireError
 
 PROTOCOL: Final = "realtime-omni.world.v1"
@@ -63,7 +64,6 @@ Text: TypeAlias = Annotated[str, Meta(max_length=4_000)]
 EventIds: TypeAlias = Annotated[tuple[EventId, ...], Meta(min_length=1, max_length=4_096)]
 AppliedIds: TypeAlias = Annotated[tuple[EventId, ...], Meta(max_length=4_096)]
 
-Format: TypeAlias = Literal["h264", "jpeg", "rgb24", "latent"]
 Cadence: TypeAlias = Literal["paced", "on_demand"]
 AcceptStatus: TypeAlias = Literal["accepted", "duplicate", "discarded"]
 DiscardReason: TypeAlias = Literal["reset", "rewind", "closed"]

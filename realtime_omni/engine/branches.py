@@ -15,11 +15,10 @@ from realtime_omni.engine.consumer import TickConsumer
 from realtime_omni.engine.entry import Entry
 from realtime_omni.engine.front import Front
 from realtime_omni.engine.openings import Openings
-from realtime_omni.errors import AbortedError, ErrorCode, StateError
+from realtime_omni.errors import AbortedError, ArgumentError, ErrorCode, StateError
 from realtime_omni.session.controls import ControlReducer
 from realtime_omni.session.registry import Registry
-from realtime_omni.session.session import Memento, not_retained
-from realtime_omni.session.values import check_event_id
+from realtime_omni.session.session import Memento, no_moment
 
 
 class Branches:
@@ -65,11 +64,13 @@ class Branches:
         ArgumentError (``not_retained``); nothing has changed then."""
         self._require(entry, "rewind")
         session = entry.session
-        index = int(check_event_id(command.chunk_index, "chunk_index"))
-        moment = session.moment(index)
+        index = command.chunk_index
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise ArgumentError("chunk_index must be an integer", path="chunk_index")
         retained = self._consumer.retained(session.id)
-        if index < session.chunk_index and index not in retained:
-            raise not_retained(index, min(retained, default=session.chunk_index))
+        if index != session.chunk_index and index not in retained:
+            raise no_moment(index, min(retained, default=session.chunk_index), session.chunk_index)
+        moment = session.moment(index)
         reducer = self._reducer(moment)
         self._stop(entry, AbortedError("the session was rewound"))
         if index < session.chunk_index:

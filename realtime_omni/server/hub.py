@@ -398,7 +398,12 @@ def _outputs(model: ModelDescription, format_name: Format) -> tuple[str, ...]:
     wanted = Representation.LATENT if format_name == "latent" else Representation.DECODED
     matching = [s for s in model.artifacts if s.representation is wanted and s.modality is Modality.VIDEO]
     if not matching:
-        raise WireError(WireCode.UNSUPPORTED_FORMAT, f"{model.name} yields nothing for {format_name}", path="$.format")
+        others = "h264, jpeg or rgb24" if format_name == "latent" else "latent"
+        raise WireError(
+            WireCode.UNSUPPORTED_FORMAT,
+            f"{model.name} has nothing for {format_name}; ask for {others}",
+            path="$.format",
+        )
     matching.sort(key=lambda spec: not spec.primary)
     return (matching[0].name,)
 

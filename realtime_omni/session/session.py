@@ -54,12 +54,16 @@ class Memento(Struct, frozen=True):
     lineage: str
 
 
-def not_retained(chunk_index: int, oldest: int) -> ArgumentError:
-    """The refusal of a rewind that would go too far back."""
+def no_moment(chunk_index: int, oldest: int, next_chunk: int) -> ArgumentError:
+    """The refusal of a rewind to a chunk that is no longer retained, or that is none of the past."""
+    if 0 <= chunk_index < next_chunk:
+        return ArgumentError(
+            f"chunk {chunk_index} is no longer retained; the oldest that a rewind can go back to is {oldest}",
+            code=ErrorCode.NOT_RETAINED,
+            path="chunk_index",
+        )
     return ArgumentError(
-        f"chunk {chunk_index} is no longer retained; the oldest that a rewind can go back to is {oldest}",
-        code=ErrorCode.NOT_RETAINED,
-        path="chunk_index",
+        f"chunk_index must lie in {oldest}..{next_chunk}: what is retained, and the next chunk", path="chunk_index"
     )
 
 
@@ -213,14 +217,13 @@ class Session:
     def moment(self, chunk_index: int) -> Memento:
         """The memento of a boundary, the present one included.
 
-        Raises ArgumentError: the chunk is still to come, or (``not_retained``) the boundary is too long ago."""
+        Raises ArgumentError: the chunk is none of the past, or (``not_retained``) the boundary is too long ago."""
         if chunk_index == self.chunk_index:
             return self.memento()
-        if not 0 <= chunk_index < self.chunk_index:
-            raise ArgumentError(f"chunk_index must lie in 0..{self.chunk_index}, the next chunk", path="chunk_index")
         found = next((m for m in self._past if m.chunk_index == chunk_index), None)
         if found is None:
-            raise not_retained(chunk_index, self._past[0].chunk_index if self._past else self.chunk_index)
+            oldest = self._past[0].chunk_index if self._past else self.chunk_index
+            raise no_moment(chunk_index, oldest, self.chunk_index)
         return found
 
     def is_at(self, log: EventLog) -> bool:

@@ -345,6 +345,8 @@ def test_what_is_no_longer_retained_is_refused_with_the_oldest_that_is() -> None
         assert (refused.value.code, refused.value.path) == (code, "chunk_index")
         if code == "not_retained":
             assert "is 6" in refused.value.message
+        else:
+            assert "6..9" in refused.value.message
     for wrong in (True, 1.0, "6", None):
         with pytest.raises(ArgumentError):
             e.rewind("a", wrong)  # type: ignore[arg-type]

@@ -66,6 +66,22 @@ async def test_an_event_is_accepted_then_applied_right_before_its_chunk(manager:
 
 
 @pytest.mark.parametrize(
+    ("asked", "told"), [("png", "one of h264, jpeg, rgb24, latent"), ("latent", "ask for h264, jpeg or rgb24")]
+)
+async def test_a_format_that_there_is_not_is_told_with_those_that_there_are(
+    manager: FakeManager, hub: WorldHub, asked: str, told: str
+) -> None:
+    pixels = tuple(spec for spec in manager.info.artifacts if spec.representation == "decoded")
+    object.__setattr__(manager.info, "artifacts", pixels)
+    client = Client(hub)
+    await client.until("hello")
+    client.send("session.start", format=asked)
+    error = await client.until("error")
+    assert error.code == "unsupported_format"
+    assert error.message.endswith(told)
+
+
+@pytest.mark.parametrize(
     ("fields", "code", "path"),
     [
         ({"prompt": "nonsense", "controls": None}, "prompt_unknown", "$.prompt"),

@@ -100,7 +100,9 @@ class ObservationReader:
         if found is None:
             if camera.rule == "required":
                 path = child_path("$", camera.wire_names[0])
-                raise PolicyError(PolicyCode.CAMERA_MISSING, f"the camera {camera.name} is missing", path)
+                raise PolicyError(
+                    PolicyCode.CAMERA_MISSING, f"the camera {camera.name} is missing; send {_asked(camera)}", path
+                )
             return None
         value, path = found
         if camera.rule == "empty":
@@ -117,7 +119,7 @@ class ObservationReader:
         for field in self.contract.state:
             if field.name not in found:
                 path = child_path("$", field.wire_names[0])
-                raise PolicyError(PolicyCode.STATE_MISSING, f"{field.name} is missing", path)
+                raise PolicyError(PolicyCode.STATE_MISSING, f"{field.name} is missing; send {_asked(field)}", path)
             vector = _vector(field, *found[field.name])
             state[at : at + vector.size] = vector
             at += field.dim
@@ -162,6 +164,15 @@ def _to_array(value: object, path: str, decode: ImageDecoder | None) -> Array:
     if not isinstance(value, np.ndarray):
         raise PolicyError(PolicyCode.IMAGE_INVALID, "a picture is an array, PNG or JPEG", path)
     return value
+
+
+def _asked(slot: Camera | StateField) -> str:
+    """What an observation is to hold for a slot, and under which names."""
+    names = " or ".join(map(repr, slot.wire_names))
+    if isinstance(slot, StateField):
+        return f"{slot.dim} floats as {names}"
+    stack = f"1 to {slot.max_frames}, " if slot.max_frames > 1 else ""
+    return f"uint8 [{stack}{slot.height or 'H'}, {slot.width or 'W'}, 3] as {names}"
 
 
 def _to_layout(image: Array, max_frames: int, path: str) -> Array:

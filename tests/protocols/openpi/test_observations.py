@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgpack
@@ -51,6 +52,16 @@ def wire_of(vector: dict[str, Any]) -> str | bytes:
 
 def no_picture(_: EncodedImage) -> Image:
     raise PolicyError(PolicyCode.IMAGE_INVALID, "the picture cannot be read")
+
+
+def test_what_is_missing_is_named_as_it_is_to_be_sent() -> None:
+    cameras = (Camera(name="top", keys=("top", "cam_high"), height=480, width=640, max_frames=4),)
+    states = (StateField(name="joints", keys=("j",), dim=7),)
+    reader = ObservationReader(msgspec.structs.replace(CONTRACT, cameras=cameras, state=states))
+    with pytest.raises(PolicyError, match=re.escape("send uint8 [1 to 4, 480, 640, 3] as 'top' or 'cam_high'")):
+        reader.read({"prompt": "go"}, no_picture)
+    with pytest.raises(PolicyError, match="joints is missing; send 7 floats as 'j'"):
+        reader.read({"prompt": "go", "top": np.zeros((480, 640, 3), np.uint8)}, no_picture)
 
 
 def judge(message: dict[str, object]) -> None:
