@@ -108,6 +108,8 @@ def serve(
     configs = load_several(chosen, os.environ, [*(overrides or ()), *flags])
     for config in configs:  # before the port: a wrong name is the nearer mistake
         _module("realtime_omni.models.catalog").locate(config.model)
+    for config in configs:
+        _module("realtime_omni.models.catalog").check_options(config)
     _module("realtime_omni.server.run").serve(*configs, note=note)
 
 

@@ -180,7 +180,8 @@ class Config(Section, frozen=True, kw_only=True):
             known = [field.name for field in msgspec.structs.fields(kind)]
             for name in self.options:
                 if name not in known:
-                    raise ConfigError(_unknown(("options", name), known), path=f"options.{name}")
+                    there_are = f"this model's are {', '.join(known)}" if known else "this model has none"
+                    raise ConfigError(_unknown(("options", name), known, there_are), path=f"options.{name}")
         try:
             return msgspec.convert(self.options, kind)
         except msgspec.ValidationError as error:
@@ -328,15 +329,16 @@ def _check_owner(assignment: Assignment) -> None:
         raise ConfigError(f"{assignment.origin}: {dotted}: is a section of fields, not a value", path=dotted)
 
 
-def _unknown(path: FieldPath, names: Sequence[str]) -> str:
-    """The message for a field nobody owns, with the nearest known name: of the whole path, else of its last part."""
+def _unknown(path: FieldPath, names: Sequence[str], there_are: str = _LAYOUT) -> str:
+    """The message for a field nobody owns, with the nearest known name: of the whole path, else of its last part; with
+    what there is where none is near."""
     dotted = ".".join(path)
     near = nearest(dotted, names)
     if near is None:
         leaves = {name.rsplit(".", 1)[-1]: name for name in reversed(names)}
         leaf = nearest(path[-1], list(leaves))
         near = None if leaf is None else leaves[leaf]
-    hint = _LAYOUT if near is None else f"did you mean {near}?"
+    hint = there_are if near is None else f"did you mean {near}?"
     return f"{dotted}: unknown field, nothing owns it; {hint}"
 
 

@@ -93,6 +93,7 @@ def test_of_several_models_the_first_has_the_plain_settings_and_the_others_their
         ("nobody:engine.inbox=1", "nobody is none of null, puppet"),
         ("puppet:server.port=1", "the server's settings are those of null"),
         ("puppet:engine.inbix=1", "did you mean engine.inbox?"),
+        ("puppet:options.inbix=1", "options.inbix: unknown field, nothing owns it; this model's are "),
     ],
 )
 def test_a_setting_that_is_nobodys_is_refused(

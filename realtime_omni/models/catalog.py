@@ -38,6 +38,24 @@ CATALOG: dict[str, str] = {
     "minicpm-o": "realtime_omni.models.minicpmo.model:MiniCPMO",
 }
 
+# What a recipe's `options` may hold for each; read before anything of the model is loaded.
+OPTIONS: dict[str, str] = {
+    "tiny-world": "realtime_omni.models.tiny_world.model:Options",
+    "lingbot-world": "realtime_omni.models.lingbot.loader:Options",
+    "matrix-game": "realtime_omni.models.matrix_game.loader:Options",
+    "dreamzero": "realtime_omni.models.dreamzero.loader:Options",
+    "null": "realtime_omni.models.null.model:NullOptions",
+    "pi0": "realtime_omni.models.common.vla.options:VLAOptions",
+    "pi0.5": "realtime_omni.models.common.vla.options:VLAOptions",
+    "tiny-policy": "realtime_omni.models.common.vla.options:VLAOptions",
+    "smolvla": "realtime_omni.models.common.vla.options:VLAOptions",
+    "voice": "realtime_omni.models.voice.parts:VoiceOptions",
+    "null-policy": "realtime_omni.models.null.policy:NullPolicyOptions",
+    "puppet": "realtime_omni.models.puppet.model:PuppetOptions",
+    "moshi": "realtime_omni.models.moshi.loader:MoshiOptions",
+    "minicpm-o": "realtime_omni.models.minicpmo.loader:MiniCPMOOptions",
+}
+
 # What kind each is and what it needs, for whoever looks for one.
 ABOUT: dict[str, str] = {
     "tiny-world": "world, embedded",
@@ -106,6 +124,16 @@ def load_class(name: str) -> type[Any]:
     return found
 
 
+def check_options(config: Config) -> None:
+    """Raises ConfigError for options that a model of the catalog does not have. Nothing is loaded; without options nothing is
+    imported either."""
+    target = OPTIONS.get(config.model)
+    if target is None or not config.options:
+        return
+    module, _, kind = target.partition(":")
+    config.options_as(getattr(import_module(module), kind))
+
+
 def check_device(config: Config) -> None:
     """Raises ConfigError when the machine lacks the devices that ``device`` and ``parallel`` name."""
     kind, _, number = config.device.partition(":")
@@ -123,6 +151,10 @@ def build(config: Config) -> WorldModel:
     """The configured model, loaded."""
     check_device(config)
     cls = load_class(config.model)
+    check_options(config)
+    if config.options and not hasattr(cls, "from_config"):
+        field = f"options.{next(iter(config.options))}"
+        raise ConfigError(f"{field}: model {config.model!r} has no from_config that could read it", path=field)
     try:
         model = cls.from_config(config) if hasattr(cls, "from_config") else cls()
         missing = missing_members(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,30 @@ def test_a_model_whose_file_is_broken_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=r"cannot be imported: SyntaxError: .*broken_world\.py, line 1\)$"):
         catalog.build(Config(model="broken_world:World"))
+
+
+@pytest.mark.parametrize("name", catalog.CATALOG)
+def test_an_option_that_a_model_does_not_have_is_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(catalog.load_class(name), "from_config", None)
+    with pytest.raises(ConfigError, match=r"^options\.chekpoint: unknown field") as refused:
+        catalog.build(Config(model=name, options={"chekpoint": "x"}))
+    known = [field.name for field in msgspec.structs.fields(_options_of(name))]
+    near = "did you mean checkpoint?" if "checkpoint" in known else ", ".join(known) or "this model has none"
+    assert refused.value.message.endswith(near)
+
+
+def _options_of(name: str) -> type:
+    module, _, kind = catalog.OPTIONS[name].partition(":")
+    return getattr(import_module(module), kind)  # type: ignore[no-any-return]
+
+
+def test_options_of_a_model_that_reads_none_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "optionless.py").write_text("class World:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"options\.steps: .* has no from_config"):
+        catalog.build(Config(model="optionless:World", options={"steps": 2}))
 
 
 @pytest.mark.parametrize(

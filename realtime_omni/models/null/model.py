@@ -40,6 +40,10 @@ FRAMES = 3
 HUES = {"dawn": (255, 160, 120), "noon": (120, 190, 255), "dusk": (150, 110, 220)}
 
 
+class NullOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The recipe's ``options``: there are none."""
+
+
 @dataclass(frozen=True, slots=True)
 class NullState:
     """How many frames were made, and how far the keys have moved the gradient."""
@@ -97,6 +101,7 @@ class NullWorld:
 
     @classmethod
     def from_config(cls, config: Config) -> NullWorld:
+        config.options_as(NullOptions)
         return cls(getattr(torch, config.dtype), config.device)
 
     @property
