@@ -389,6 +389,14 @@ class Artifact(Struct, frozen=True):
     sample_rate_hz: int | None = None
     ready: Callable[[], None] | None = None
 
+    def __repr__(self) -> str:
+        """What it is and how much of it, not the numbers."""
+        dtype, shape = str(getattr(self.data, "dtype", type(self.data).__name__)), getattr(self.data, "shape", ())
+        kind = f"{self.modality.value}, {self.representation.value}, {self.layout}"
+        size = f"{dtype.removeprefix('torch.')} {list(shape)}, {getattr(self.data, 'nbytes', 0)} bytes"
+        rates = "".join(f", {name}={rate}" for name in ("fps", "sample_rate_hz") if (rate := getattr(self, name)))
+        return f"Artifact({self.name!r}, {kind}, {size}{rates})"
+
 
 class ChunkTimings(Struct, frozen=True):
     """Milliseconds. ``wait_ms``: asked for to planned; ``tick_ms``: planned to settled; ``model_ms``: inside the model, and

@@ -65,6 +65,14 @@ async def test_every_format_arrives_as_uint8_pictures(kind: str) -> None:
         assert error == 0 if kind == "rgb24" else error < 12
 
 
+async def test_a_chunk_is_printed_without_its_pixels() -> None:
+    async with fake_world(width=32, height=48) as (_, url), WorldClient.connect(url, format="rgb24") as world:
+        (chunk,) = await play(world, 1)
+    size = 3 * chunk.frame_count * 32 * 48
+    assert f"frames=<uint8 [{chunk.frame_count}, 48, 32, 3], {size} bytes>, latents=None" in str(chunk)
+    assert "\n" not in str(chunk)
+
+
 async def test_an_event_is_accepted_then_applied_by_the_chunk_that_names_it() -> None:
     async with fake_world() as (_, url), WorldClient.connect(url, fps=200, format="rgb24") as world:
         receipt = await world.send(prompt="a green garden", keys={"w", "l"})

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from realtime_omni.errors import ArgumentError, ChunkMetadataError
 from realtime_omni.session.values import (
@@ -15,10 +16,13 @@ from realtime_omni.session.values import (
     MAX_PAYLOAD_DEPTH,
     MAX_PROMPT_CHARS,
     MAX_TRACKS,
+    Artifact,
     ChunkIndex,
     ChunkMetadata,
     ControlInput,
     EventId,
+    Modality,
+    Representation,
     SessionEvent,
     SessionId,
     TickRequest,
@@ -218,3 +222,11 @@ def test_foreign_metadata_is_validated_again_by_path(wrong: dict[str, Any], path
     with pytest.raises(ChunkMetadataError) as refused:
         ChunkMetadata.parse(raw)
     assert (refused.value.path or "").endswith(path)
+
+
+def test_an_artifact_is_printed_without_its_numbers() -> None:
+    data = np.zeros((3, 3, 8, 8), np.uint8)
+    video = Artifact("frames", Modality.VIDEO, Representation.DECODED, "TCHW", data, fps=12.0)
+    assert repr(video) == "Artifact('frames', video, decoded, TCHW, uint8 [3, 3, 8, 8], 576 bytes, fps=12.0)"
+    latent = Artifact("latent", Modality.VIDEO, Representation.LATENT, "TCHW", torch.zeros(1, 2, dtype=torch.bfloat16))
+    assert repr(latent) == "Artifact('latent', video, latent, TCHW, bfloat16 [1, 2], 4 bytes)"

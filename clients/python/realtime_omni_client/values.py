@@ -6,7 +6,7 @@ Owns: these values.  Must not know: sockets, codecs.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import numpy as np
@@ -33,6 +33,16 @@ class WorldChunk:
     prompt: str | None
     timings_ms: Timings
     kv: KvUse
+
+    def __repr__(self) -> str:
+        """Of pictures and latents what they are and how much, not the numbers."""
+        shown = []
+        for each in fields(self):
+            value = getattr(self, each.name)
+            short = isinstance(value, np.ndarray)
+            text = f"<{value.dtype} {list(value.shape)}, {value.nbytes} bytes>" if short else repr(value)
+            shown.append(f"{each.name}={text}")
+        return f"WorldChunk({', '.join(shown)})"
 
 
 @dataclass(frozen=True)
