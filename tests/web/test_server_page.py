@@ -13,6 +13,15 @@ from web.world_page import PHONE, OpenPage, StartServer, running_server, until
 
 pytestmark = pytest.mark.browser
 
+DOT = [
+    {
+        "name": "dot.png",
+        "mimeType": "image/png",
+        "buffer": base64.b64decode(
+            "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
+        ),
+    }
+]
 FRAMES = """() => {
     window.frameNumbers = [];
     const context = realtimeOmni.world.getContext('2d');
@@ -82,15 +91,12 @@ def test_a_refused_place_is_told_until_something_works(open_page: OpenPage, url:
 def test_a_picture_that_the_server_refuses_leaves_no_tile_and_the_choice_as_it_was(
     open_page: OpenPage, url: str
 ) -> None:
-    dot = base64.b64decode(
-        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
-    )
     spoil = "HTMLCanvasElement.prototype.toDataURL = () => 'data:image/jpeg;base64,AAAA'"
     world = open_page(url, before=spoil)
     world.moves()
     tiles = world.page.locator("#starts button")
     before = tiles.count()
-    world.page.set_input_files("#upload", [{"name": "dot.png", "mimeType": "image/png", "buffer": dot}])
+    world.page.set_input_files("#upload", DOT)
     world.page.wait_for_selector("#toast[data-tone='bad']:has-text('be used')", state="attached")
     assert world.stats()["errors"][-1].startswith("image_invalid")  # the server's word
     assert tiles.count() == before
@@ -98,6 +104,30 @@ def test_a_picture_that_the_server_refuses_leaves_no_tile_and_the_choice_as_it_w
     world.page.click("#reset")
     assert world.wait("s.epoch === 1 && s.lastFrameIndex > 2")["phase"] == "live"
     assert world.text("#toast") == ""
+
+
+def test_of_two_pictures_chosen_within_a_round_trip_the_refused_one_alone_is_taken_back(
+    open_page: OpenPage, start_server: StartServer
+) -> None:
+    spoil_the_first_and_hold_it_until_the_second_is_sent = """
+        HTMLCanvasElement.prototype.toDataURL = () => 'data:image/jpeg;base64,AAAA';
+        const send = WebSocket.prototype.send, held = [];
+        WebSocket.prototype.send = function (data) {
+            if (!String(data).includes('"session.reset"')) return send.call(this, data);
+            held.push(data);
+            if (held.length === 2) for (const one of held) send.call(this, one);
+        };"""
+    world = open_page(start_server("tiny-world"), before=spoil_the_first_and_hold_it_until_the_second_is_sent)
+    world.moves()
+    tiles = world.page.locator("#starts button[title^='Start from']")
+    count = tiles.count()
+    world.page.set_input_files("#upload", DOT)
+    world.page.wait_for_selector("#starts button[title='Start from yours'][aria-pressed='true']")
+    tiles.first.click()
+    world.wait("s.epoch === 1 && s.lastFrameIndex > 2")
+    assert world.stats()["errors"][-1].startswith("image_invalid")
+    assert tiles.count() == count
+    assert tiles.first.get_attribute("aria-pressed") == "true"
 
 
 def test_cut_and_reloaded_it_walks_on_with_the_next_frame(open_page: OpenPage, url: str) -> None:

@@ -40,7 +40,7 @@ export class App {
     onReset: () => void this.reset(),
     onRenew: () => void this.again(),
     onClose: () => this.end(),
-    onModel: (name) => { this.entrance.model = name; this.panel.beginning = null; void this.renew(); },
+    onModel: (name) => { this.entrance.model = name; this.panel.forgetBeginning(); void this.renew(); },
     onNoPicture: () => this.view.say(sentence("image_invalid"), "bad"),
   });
   private readonly entrance: Entrance;
@@ -188,13 +188,15 @@ export class App {
     if (!this.panel.seedIsValid()) return;
     if (!this.live && this.machine.phase !== "failed") return void this.renew();
     this.two.backToOne();
+    const { choice } = this.panel;
     let options;
     try {
       options = await resetOptions(this.panel, this.machine.session!);
     } catch {
-      this.panel.takeBack();
+      this.panel.takeBack(choice);
       return this.view.say(sentence("image_invalid"), "bad");
     }
+    if (choice !== this.panel.choice) return this.panel.overtaken(choice); // something else was chosen meanwhile
     if (this.live || this.machine.phase === "failed") this.connection.send(this.machine.reset(options));
   }
 
@@ -294,7 +296,7 @@ export class App {
         this.lostAt = null;
         this.player.stop();
         this.two.past.clear();
-        this.panel.began();
+        this.panel.began(message.re);
         this.worked();
         this.settle(message);
         return this.playing();
@@ -321,7 +323,7 @@ export class App {
         this.player.flush(message.epoch);
         this.latency.forget();
         this.two.past.clear();
-        this.panel.began();
+        this.panel.began(message.re);
         this.worked();
         this.panel.showSeed(message.seed);
         this.place();
@@ -437,7 +439,7 @@ export class App {
 
   private refused(error: ServerError): void {
     this.log(`${error.code}: ${error.message}`);
-    if (error.code === "image_invalid") this.panel.takeBack();
+    if (error.code === "image_invalid" || error.code === "invalid_argument") this.panel.takeBack(error.re ?? undefined);
     if (error.code === "prompt_unknown") this.panel.promptRefused();
     if (error.code === "not_retained" && this.two.notRetained()) return;
     if (this.live && !error.fatal) {

@@ -10,6 +10,7 @@ const UNKNOWN_SIZE = { width: 256, height: 256 };
 
 export async function startOptions(panel: Panel, model: string | null, format: Format, last: Started | null): Promise<StartOptions> {
   const options: StartOptions = { format };
+  if (panel.choice !== undefined) options.id = panel.choice;
   if (model) options.model = model;
   if (panel.seed !== undefined) options.seed = panel.seed;
   const { beginning } = panel;
@@ -22,6 +23,7 @@ export async function startOptions(panel: Panel, model: string | null, format: F
 /** Throws for a picture that does not fit a message. */
 export async function resetOptions(panel: Panel, session: Started): Promise<ResetOptions> {
   const options: ResetOptions = {};
+  if (panel.choice !== undefined) options.id = panel.choice;
   if (panel.seed !== undefined) options.seed = panel.seed;
   const { beginning } = panel;
   if (beginning && "start" in beginning) {

@@ -50,7 +50,7 @@ export class Entrance {
   /** The server does not have the chosen world. */
   forget(): void {
     this.model = null;
-    this.panel.beginning = null; // one of its start pictures
+    this.panel.forgetBeginning(); // one of its start pictures
   }
 
   private offers(model: string | null): boolean {

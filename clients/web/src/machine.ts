@@ -8,8 +8,8 @@ import {
 } from "./protocol";
 
 export type Phase = "idle" | "starting" | "live" | "paused" | "failed" | "detached" | "resuming" | "closed";
-export type StartOptions = Omit<Extract<ClientMessage, { type: "session.start" }>, "type" | "id">;
-export type ResetOptions = Omit<Extract<ClientMessage, { type: "session.reset" }>, "type" | "id">;
+export type StartOptions = Omit<Extract<ClientMessage, { type: "session.start" }>, "type">;
+export type ResetOptions = Omit<Extract<ClientMessage, { type: "session.reset" }>, "type">;
 
 export class StateError extends Error {}
 

@@ -15,6 +15,9 @@ export interface PanelHooks {
   onNoPicture: () => void;
 }
 
+interface Choice { beginning: Beginning; tile: Element | null; own: Element | null }
+
+const NOTHING: Choice = { beginning: null, tile: null, own: null };
 const THUMBNAIL_PIXELS = 144;
 
 /** "snow-2" is a picture of "snow". */
@@ -43,7 +46,9 @@ export class Panel {
   private readonly modelSelect = byId<HTMLSelectElement>("model");
   private seedTyped = false;
   private refusedPrompt: string | null = null; // what the field held when the place was refused
-  private before: { beginning: Beginning; pressed: Element | null; own: Element | null } | null = null; // until a choice has worked
+  private settled = NOTHING; // what the world has begun from
+  private readonly chosen = new Map<string, Choice>(); // since then, in order, by the id of the message that asks for it
+  private choices = 0;
 
   constructor(private readonly hooks: PanelHooks) {
     byId("prompt-form").addEventListener("submit", (event) => {
@@ -182,9 +187,31 @@ export class Panel {
     if (document.activeElement !== this.prompt) this.refusedPrompt = this.prompt.value; // else something new is being typed
   }
 
-  /** The world began from what was chosen. */
-  began(): void {
-    this.before = null;
+  /** The id of the newest choice that was not answered. */
+  get choice(): string | undefined {
+    return [...this.chosen.keys()].at(-1);
+  }
+
+  /** The world began from what was chosen then. */
+  began(choice: string | undefined): void {
+    const found = this.chosen.get(choice ?? "");
+    if (!found) return;
+    this.settled = found;
+    for (const earlier of this.chosen.keys()) {
+      this.chosen.delete(earlier);
+      if (earlier === choice) return;
+    }
+  }
+
+  /** A later choice came before this one was asked for. */
+  overtaken(choice: string | undefined): void {
+    this.chosen.delete(choice ?? "");
+  }
+
+  forgetBeginning(): void {
+    this.beginning = null;
+    this.settled = NOTHING;
+    this.chosen.clear();
   }
 
   /** The world went on with something else: a refused place that nobody has mended leaves the field. */
@@ -193,14 +220,15 @@ export class Panel {
     this.refusedPrompt = null;
   }
 
-  /** The world can't begin from what was chosen last: the choice before it is chosen again, and an own picture leaves. */
-  takeBack(): void {
-    if (!this.before) return;
-    const { beginning, pressed, own } = this.before;
-    this.before = null;
+  /** The world can't begin from what was chosen then: an own picture leaves, and what was chosen besides stays chosen. */
+  takeBack(choice: string | undefined): void {
+    const refused = this.chosen.get(choice ?? "");
+    if (!refused) return;
+    this.chosen.delete(choice!);
+    refused.own?.remove();
+    const { beginning, tile } = [...this.chosen.values()].at(-1) ?? this.settled;
     this.beginning = beginning;
-    this.press(pressed);
-    own?.remove();
+    this.press(tile);
   }
 
   /** What acts on a session, here and in the bar; without one it would do nothing. */
@@ -223,8 +251,8 @@ export class Panel {
   }
 
   private choose(tile: Element, beginning: Beginning, own: Element | null): void {
-    const pressed = byId("starts").querySelector('button[aria-pressed="true"]');
-    this.before = { beginning: this.beginning, pressed, own };
+    this.choices += 1;
+    this.chosen.set(`start-${this.choices}`, { beginning, tile, own });
     this.beginning = beginning;
     this.press(tile);
     this.backToTheWorld();

@@ -44,7 +44,7 @@ export interface Hello {
   type: "hello"; protocol: string; server: string; models: string[]; handshake_timeout_s: number;
 }
 export interface Started {
-  type: "session.started"; seq: number; session_id: string; resume_token: string; model: string; prompt: string | null;
+  type: "session.started"; seq: number; re?: string; session_id: string; resume_token: string; model: string; prompt: string | null;
   seed: number; format: Format; codec: string | null; width: number; height: number; fps: number;
   frames_per_block: number; cadence: string; lead_frames: number; limits: Limits; controls: ControlSpec[];
   prompts: string[]; starts: string[]; next_event_id: number; can_fork: boolean; oldest_rewind: number | null;
@@ -68,7 +68,7 @@ export interface Chunk {
 }
 export interface ChunkAborted { type: "chunk.aborted"; seq: number; chunk_index: number | null }
 export interface Paused { type: "session.paused" | "session.playing"; seq: number }
-export interface ResetDone { type: "session.reset_done"; seq: number; epoch: number; prompt: string | null; seed: number }
+export interface ResetDone { type: "session.reset_done"; seq: number; re?: string; epoch: number; prompt: string | null; seed: number }
 export interface Forked {
   type: "session.forked"; seq: number; session_id: string; resume_token: string; grace_s: number; epoch: number; chunk_index: number;
   next_frame: number; prompt: string | null; seed: number; next_event_id: number; oldest_rewind: number | null;
