@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import entry_points
-from pathlib import Path
-from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from realtime_omni.errors import ConfigError, ErrorCode, OmniError
+from realtime_omni.models.common.own_code import told
 
 if TYPE_CHECKING:
     from realtime_omni.config import Config
@@ -110,7 +109,7 @@ def load_class(name: str) -> type[Any]:
         module = import_module(module_name)
     except Exception as error:  # it may be the user's own file, with whatever mistake
         raise ConfigError(
-            f"model {name!r} cannot be imported: {_told(error, module_name)}",
+            f"model {name!r} cannot be imported: {told(error, module_name)}",
             code=ErrorCode.MODEL_UNKNOWN,
             path="model",
         ) from error
@@ -161,8 +160,8 @@ def build(config: Config) -> WorldModel:
     except OmniError:
         raise
     except Exception as error:
-        told = _told(error, cls.__module__)
-        raise ConfigError(f"model {config.model!r} could not be loaded: {told}", path="model") from error
+        why = told(error, cls.__module__)
+        raise ConfigError(f"model {config.model!r} could not be loaded: {why}", path="model") from error
     if missing:
         raise ConfigError(f"model {config.model!r} lacks {', '.join(missing)}", path="model")
     return model  # type: ignore[no-any-return]
@@ -184,21 +183,3 @@ def missing_members(model: object) -> tuple[str, ...]:
         contracts.append(RewritingModel)
     members = [name for contract in contracts for name in vars(contract) if not name.startswith("_")]
     return tuple(name for name in members if (spec if name == "spec" else getattr(model, name, None)) is None)
-
-
-def _told(error: Exception, module: str) -> str:
-    """An error of the model's own code in one line: type, message, and the innermost line of its package that was reached."""
-    said = " ".join(str(error).split())
-    told = f"{type(error).__name__}: {said}" if said else type(error).__name__
-    if isinstance(error, SyntaxError):
-        return told  # says itself where
-    package = module.partition(".")[0]
-    reached = [
-        (frame, line)
-        for frame, line in walk_tb(error.__traceback__)
-        if frame.f_code.co_filename != __file__ and str(frame.f_globals.get("__name__")).partition(".")[0] == package
-    ]
-    if not reached:
-        return told
-    frame, line = reached[-1]
-    return f"{told} ({Path(frame.f_code.co_filename).name}, line {line})"

@@ -15,6 +15,7 @@ import torch
 from msgspec import Meta
 
 from realtime_omni.errors import ArgumentError, ConfigError, ErrorCode, OmniError
+from realtime_omni.models.common.own_code import told
 from realtime_omni.models.common.packing import fingerprint_of_files
 from realtime_omni.models.minicpmo.config import Config45, read_config
 from realtime_omni.models.minicpmo.ears import Ears
@@ -147,12 +148,15 @@ def check_window(config: Config, sizes: Config45, settings: Settings) -> None:
 
 
 def check_voices(vocoder: Vocoder, names: Iterable[str]) -> None:
-    """Raises ConfigError for a voice that the model hears and the vocoder does not speak in."""
+    """Raises ConfigError for a voice that the model hears and the vocoder does not speak in, or whatever else it raises."""
     try:
         for name in names:
             vocoder.begin(name)
     except ArgumentError as error:
         raise ConfigError(f"{error}", path="options.voices") from None
+    except Exception as error:
+        why = told(error, type(vocoder).__module__)
+        raise ConfigError(f"the vocoder cannot begin: {why}", path="options.vocoder") from error
 
 
 def open_vocoder(
@@ -167,14 +171,19 @@ def open_vocoder(
         raise ConfigError("options.vocoder must be package.module:factory; see recipes/minicpm-o.md", path=path)
     try:
         factory = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the vocoder cannot be imported: {error}", code=ErrorCode.MODEL_UNKNOWN, path=path) from None
+    except Exception as error:
+        why = told(error, module)
+        raise ConfigError(f"the vocoder cannot be imported: {why}", code=ErrorCode.MODEL_UNKNOWN, path=path) from error
     try:
-        return cast("Vocoder", factory(folder, device, **options.vocoder_options))
+        vocoder = factory(folder, device, **options.vocoder_options)
+        lacking = [name for name in vars(Vocoder) if not name.startswith("_") and not hasattr(vocoder, name)]
     except OmniError:
         raise
     except Exception as error:
-        raise ConfigError(f"the vocoder could not be loaded: {error}", path=path) from error
+        raise ConfigError(f"the vocoder could not be loaded: {told(error, module)}", path=path) from error
+    if lacking:
+        raise ConfigError(f"the vocoder lacks {', '.join(lacking)}", path=path)
+    return cast("Vocoder", vocoder)
 
 
 def _own_vocoder(options: MiniCPMOOptions, folder: Path, device: str, codes: int, captured_rows: int | None) -> Vocoder:

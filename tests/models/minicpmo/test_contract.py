@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import wave
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from realtime_omni.engine import commands as c
 from realtime_omni.errors import ArgumentError, ConfigError, OmniError
 from realtime_omni.models import catalog
 from realtime_omni.models.base import SessionSetup
+from realtime_omni.models.minicpmo.loader import check_voices
 from realtime_omni.models.minicpmo.model import MiniCPMO
 from realtime_omni.session.frame import Cancel, Configure, Directive, Frame, Respond
 from realtime_omni.session.signals import ResponseEnded, ResponseStarted, Speaking
@@ -271,6 +274,42 @@ def test_what_does_not_fit_is_refused_by_name(folder: Path, tmp_path: Path) -> N
     (bare / "model.safetensors").unlink()
     (bare / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     _refused(recipe(bare), "bare lacks model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("1 +\n", r"cannot be imported: SyntaxError: .*\(own_vocoder_0\.py, line 1\)$"),
+        ("{}['import']\n", r"cannot be imported: KeyError: 'import' \(own_vocoder_1\.py, line 1\)$"),
+        ("", r"cannot be imported: AttributeError: .*'own_vocoder_2' has no attribute 'Mine'$"),
+        (
+            "def Mine(folder, device):\n    {}['load']\n",
+            r"could not be loaded: KeyError: 'load' \(own_vocoder_3\.py, line 2\)$",
+        ),
+        (
+            "class Mine:\n    silence = begin = 0\n    def __init__(*own_vocoder_4):\n        pass\n",
+            r"lacks voice_bytes, fingerprint, sound, check$",
+        ),
+    ],
+    ids=["syntax", "import", "factory", "load", "contract"],
+)
+def test_an_error_in_a_vocoders_own_file_is_told_with_its_type_and_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, why: str
+) -> None:
+    name = re.search(r"own_vocoder_\d", source + why)
+    assert name is not None
+    (tmp_path / f"{name[0]}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    _refused(recipe(folder, vocoder=f"{name[0]}:Mine"), "the vocoder " + why)
+
+
+def test_an_error_of_a_vocoder_that_begins_in_a_voice_is_told_likewise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_vocoder_5.py").write_text("class Mine:\n    def begin(self, voice):\n        {}[voice]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot begin: KeyError: 'north' \(own_vocoder_5\.py, line 3\)$"):
+        check_voices(import_module("own_vocoder_5").Mine(), ["north"])
 
 
 def test_states_share_what_they_remember(model: MiniCPMO, config: Config) -> None:
