@@ -31,8 +31,8 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -47,6 +47,7 @@ from realtime_omni.bench.arguments import count, number
 from realtime_omni.bench.conditions import commit, hardware, histogram_percentile, software, summary
 
 START_LIMIT_S = 120.0
+READY = re.compile(rb"^realtime-omni serves .* on http://(\S+:\d+)", re.MULTILINE)
 RSS_AFTER_CHUNKS = 500
 CONTROL_PLANE = (
     "measured by the server, per block: event or next received at the socket (or the earliest allowed start, if later) "
@@ -57,29 +58,29 @@ CONTROL_PLANE = (
 @contextlib.contextmanager
 def server(args: argparse.Namespace) -> Iterator[tuple[str, int, float]]:
     """A server process; yields its address, its process id and how long it took to answer."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "realtime_omni.cli", "serve", args.model, "--port", str(port)]
+    command = [sys.executable, "-m", "realtime_omni.cli", "serve", args.model, "--port", "0"]
     command += ["--set", f"session.max_sessions={max(args.sessions, 8)}"]
     command += ["--set", f"kv.requested_sessions={max(args.sessions, 8)}"]
     for override in args.set:
         command += ["--set", override]
     began = time.perf_counter()
-    # A file, not a pipe that nobody reads: a full one would stop the server in the middle of a log line.
-    with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log) as process:
+    # Files, not pipes that nobody reads: a full one would stop the server in the middle of a log line.
+    with (
+        tempfile.TemporaryFile() as said,
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(command, stdout=said, stderr=log) as process,
+    ):
         try:
             while time.perf_counter() - began < START_LIMIT_S:
                 if process.poll() is not None:
                     raise SystemExit(f"the server ended: {_tail(log)}")
-                try:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=1):
-                        break
-                except (urllib.error.URLError, OSError):
-                    time.sleep(0.1)
+                # By position: the server writes on where this file stands.
+                if ready := READY.search(os.pread(said.fileno(), 65_536, 0)):
+                    break
+                time.sleep(0.1)
             else:
                 raise SystemExit("the server did not answer in time")
-            yield f"127.0.0.1:{port}", process.pid, time.perf_counter() - began
+            yield ready[1].decode(), process.pid, time.perf_counter() - began
         finally:
             process.send_signal(signal.SIGTERM)
             try:

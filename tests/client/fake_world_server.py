@@ -350,7 +350,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
 async def main() -> None:
     options = parse_options()
     async with fake_world(**vars(options)) as (server, url):
-        print(f"fake world server at {url}  page at http://{options.host}:{options.port}/", flush=True)
+        print(f"fake world server at {url}  page at {url.removesuffix(PATH).replace('ws', 'http', 1)}", flush=True)
         while True:
             await asyncio.sleep(options.drop_every_s or 3600)
             if options.drop_every_s:

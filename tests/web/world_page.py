@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
+import re
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,16 +34,17 @@ LAPTOP_SMALL = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
 PHONE_ON_ITS_SIDE = {"width": 844, "height": 390}
 
+READY = re.compile(r"^(?:realtime-omni serves|fake world server) .*(http://[\w.]+:\d+)", re.MULTILINE)
 StartServer = Callable[..., str]
 OpenPage = Callable[..., "World"]
 
 
 @contextlib.contextmanager
 def running_server(
-    kind: str, *extra: str, log: Path, timeout_s: float = 2 * LIVENESS_S, port: int | None = None
+    kind: str, *extra: str, log: Path, timeout_s: float = 2 * LIVENESS_S, port: int = 0
 ) -> Iterator[str]:
-    """The base URL of a server process: ``fake``, or a model that ``realtime-omni serve`` knows."""
-    port = _free_port() if port is None else port
+    """The base URL of a server process: ``fake``, or a model that ``realtime-omni serve`` knows. ``port`` 0: any, the
+    server's choice."""
     if kind == "fake":
         command = [sys.executable, str(FAKE), "--static", str(PAGE), "--width", "128", "--height", "128"]
     else:
@@ -59,9 +58,7 @@ def running_server(
             env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
         )
     try:
-        url = f"http://127.0.0.1:{port}/"
-        _wait_for(url, process, log, timeout_s)
-        yield url
+        yield _address(process, log, timeout_s)
     finally:
         process.terminate()
         try:
@@ -71,25 +68,14 @@ def running_server(
             process.wait()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:
+def _address(process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> str:
+    """Where it says that it serves, once it does."""
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            break
-        try:
-            with urllib.request.urlopen(url, timeout=2):
-                return
-        except urllib.error.HTTPError:
-            return  # it answers
-        except OSError:
-            time.sleep(0.1)
-    raise RuntimeError(f"no server at {url}:\n{log.read_text()[-3000:]}")
+    while time.monotonic() < deadline and process.poll() is None:
+        if said := READY.search(log.read_text()):
+            return f"{said[1]}/"
+        time.sleep(0.1)
+    raise RuntimeError(f"no server:\n{log.read_text()[-3000:]}")
 
 
 def until(page: Any, condition: str, timeout_s: float | None = None, look_every_ms: float | None = None) -> None:
