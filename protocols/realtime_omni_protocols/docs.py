@@ -86,45 +86,51 @@ def schema_text() -> str:
     (client, server), components = msgspec.json.schema_components(
         [AnyClientMessage, AnyServerMessage], ref_template="#/$defs/{name}"
     )
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "realtime-omni.world.v1 control messages",
-        "description": "Generated from realtime_omni_protocols.world_messages. What a schema cannot say is in world.md.",
-        "anyOf": [{"$ref": "#/$defs/ClientMessage"}, {"$ref": "#/$defs/ServerMessage"}],
-        "$defs": {"ClientMessage": client, "ServerMessage": server, **components},
-    }
-    return json.dumps(schema, indent=1, sort_keys=True) + "\n"
+    return _schema(
+        "realtime-omni.world.v1 control messages",
+        "Generated from realtime_omni_protocols.world_messages. What a schema cannot say is in world.md.",
+        {"ClientMessage": client, "ServerMessage": server},
+        components,
+    )
 
 
 def live_schema_text() -> str:
     """The same for Live: `#/$defs/ClientEvent`, `#/$defs/ForkStart` (a fork's first), `#/$defs/ServerEvent`."""
-    (any_client, _, any_server), components = msgspec.json.schema_components(
+    (any_client, fork, any_server), components = msgspec.json.schema_components(
         [AnyPrimaryEvent, ForkStart, AnyServerEvent], ref_template="#/$defs/{name}"
     )
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Events of OpenAI's Live protocol, as this server takes and sends them",
-        "description": "Generated from realtime_omni_protocols.live. What a schema cannot say is in live.md.",
-        "anyOf": [{"$ref": "#/$defs/ClientEvent"}, {"$ref": "#/$defs/ForkStart"}, {"$ref": "#/$defs/ServerEvent"}],
-        "$defs": {"ClientEvent": any_client, "ServerEvent": any_server, **components},
-    }
-    return json.dumps(schema, indent=1, sort_keys=True) + "\n"
+    return _schema(
+        "Events of OpenAI's Live protocol, as this server takes and sends them",
+        "Generated from realtime_omni_protocols.live. What a schema cannot say is in live.md.",
+        {"ClientEvent": any_client, "ForkStart": fork, "ServerEvent": any_server},
+        components,
+    )
 
 
 def realtime_schema_text() -> str:
-    """The same for Realtime, a definition a line, without names of names: `#/$defs/ClientEvent`, `#/$defs/ServerEvent`."""
+    """The same for Realtime, without names of names: `#/$defs/ClientEvent`, `#/$defs/ServerEvent`."""
     (client, server), components = msgspec.json.schema_components(
         [AnyClientEvent, ServerEvent], ref_template="#/$defs/{name}"
     )
-    definitions = {"ClientEvent": client, "ServerEvent": server, **components}
-    lines = [f"{json.dumps(name)}:{_dense(definitions[name])}" for name in sorted(definitions)]
+    return _schema(
+        "Events of OpenAI's Realtime protocol and its duplex dialect, as this server takes and sends them",
+        "Generated from realtime_omni_protocols.realtime. What a schema cannot say is in realtime.md.",
+        {"ClientEvent": _bare(client), "ServerEvent": _bare(server)},
+        {name: _bare(schema) for name, schema in components.items()},
+    )
+
+
+def _schema(title: str, description: str, entrances: dict[str, object], components: dict[str, object]) -> str:
+    """A definition a line. A message is one of the ``entrances``."""
+    definitions = components | {name: schema for name, schema in entrances.items() if name not in components}
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Events of OpenAI's Realtime protocol and its duplex dialect, as this server takes and sends them",
-        "description": "Generated from realtime_omni_protocols.realtime. What a schema cannot say is in realtime.md.",
-        "anyOf": [{"$ref": "#/$defs/ClientEvent"}, {"$ref": "#/$defs/ServerEvent"}],
+        "title": title,
+        "description": description,
+        "anyOf": [{"$ref": f"#/$defs/{name}"} for name in entrances],
     }
     before = ",\n".join(f"{json.dumps(name)}:{json.dumps(value)}" for name, value in head.items())
+    lines = [f"{json.dumps(name)}:{_dense(definitions[name])}" for name in sorted(definitions)]
     return f'{{{before},\n"$defs":{{\n' + ",\n".join(lines) + "\n}}\n"
 
 
@@ -132,14 +138,18 @@ _UNUSED = ("title", "default", "discriminator")
 """Keys that no validator reads, where they are not the names of fields."""
 
 
-def _dense(schema: object) -> str:
+def _bare(schema: object) -> object:
     def kept(value: object, of_fields: bool = False) -> object:
         if isinstance(value, dict):
             names = [name for name in value if of_fields or name not in _UNUSED]
             return {name: kept(value[name], name == "properties" and not of_fields) for name in names}
         return [kept(member) for member in value] if isinstance(value, list) else value
 
-    return json.dumps(kept(schema), separators=(",", ":"), sort_keys=True)
+    return kept(schema)
+
+
+def _dense(schema: object) -> str:
+    return json.dumps(schema, separators=(",", ":"), sort_keys=True)
 
 
 def main() -> None:
