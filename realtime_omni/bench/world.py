@@ -109,15 +109,15 @@ async def watch(address: str, pid: int | None, warm_up: int, done: asyncio.Event
     Scraping costs the server some milliseconds, so it ends with the warm-up."""
     began = await asyncio.to_thread(_scrape, address)
     before: dict[float, float] | None = None
-    start = None
+    start, started = None, pid is None
     while not done.is_set():
-        if before is None or start is None:
+        if before is None or not started:
             seen = await asyncio.to_thread(_scrape, address)
             made = seen.blocks - began.blocks
             if before is None and made >= warm_up:
                 before = seen.control_s
-            if start is None and made >= RSS_AFTER_CHUNKS:
-                start = _rss_mb(pid)
+            if not started and made >= RSS_AFTER_CHUNKS:
+                start, started = _rss_mb(pid), True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(done.wait(), 0.5)
     after = (await asyncio.to_thread(_scrape, address)).control_s

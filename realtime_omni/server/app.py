@@ -170,7 +170,7 @@ def _add_status_routes(app: FastAPI, managers: Sequence[Backend], metrics: Metri
 
     @app.get("/metrics")
     async def prometheus() -> Response:
-        return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await metrics.scrape(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_session_routes(app: FastAPI, managers: Sequence[Backend]) -> None:

@@ -360,7 +360,7 @@ def create_policy_app(hub: PolicyHub) -> FastAPI:
 
     @app.get("/metrics")
     async def prometheus() -> Response:
-        return Response(hub.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await hub.metrics.scrape(), media_type=CONTENT_TYPE_LATEST)
 
     return app
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -77,6 +80,24 @@ async def test_what_is_scraped_after_a_session_is_exactly_the_table() -> None:
     assert hub.metrics.value("sessions_closed_total", reason="client") == 1
     assert hub.metrics.value("kv_pages", model="world", state="used") == 4
     assert hub.metrics.value("open_connections") == 0
+
+
+async def test_a_scrape_tells_the_moment_at_which_it_was_asked_for() -> None:
+    """Its text is written in a thread, while the event loop counts on."""
+    held = threading.Event()
+    with ThreadPoolExecutor(1) as only:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(only)
+        loop.run_in_executor(None, held.wait)
+        metrics = Metrics()
+        metrics.observe("control_plane_seconds", 0.002)
+        then = metrics.render()
+        scrape = asyncio.create_task(metrics.scrape())
+        await asyncio.sleep(0)
+        metrics.observe("control_plane_seconds", 0.002)
+        held.set()
+        assert await scrape == then
+        assert metrics.render() != then
 
 
 async def test_the_control_plane_of_every_block_is_measured_without_model_and_encoder(hub: WorldHub) -> None:
