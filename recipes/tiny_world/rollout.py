@@ -43,6 +43,8 @@ class CachedPass(nn.Module):
         keys: Tensor,
         place: Tensor,
         pose: Tensor,
+        before: Tensor,
+        heading: Tensor,
         kept_k_LBShd: Tensor,
         kept_v_LBShd: Tensor,
         valid_BS: Tensor,
@@ -65,7 +67,7 @@ class CachedPass(nn.Module):
             v = torch.cat((kept_v_LBShd[layer][row, slot].to(v.dtype), v), dim=1).transpose(1, 2)
             return functional.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask).transpose(1, 2)
 
-        x0 = self.net(x, t, keys, place, pose, attend)
+        x0 = self.net(x, t, keys, place, pose, before, heading, attend)
         return x0, torch.stack(new_k), torch.stack(new_v)
 
     def _view(self, window: int, block_B: Tensor, slots: int) -> tuple[Tensor, Tensor]:
@@ -88,13 +90,15 @@ class CachedPass(nn.Module):
 
 @dataclasses.dataclass
 class KeptRows:
-    """The kept blocks of B rows: a ring of `slots` blocks per row, each row at its own block number and `heading` [B, 2]."""
+    """The kept blocks of B rows: a ring of `slots` blocks per row, each row at its own block number, and of its latest frame
+    `heading` [B, 2] and `picture` [B, 3, H, W]."""
 
     k: Tensor
     v: Tensor
     valid: Tensor
     block: Tensor
     heading: Tensor
+    picture: Tensor
     slots: int
     look_limit: int
 
@@ -109,6 +113,7 @@ class KeptRows:
             torch.zeros(rows, tokens, device=device, dtype=torch.bool),
             torch.zeros(rows, device=device, dtype=torch.long),
             torch.zeros(rows, 2, device=device, dtype=torch.long),
+            torch.zeros(rows, 3, config.image_size, config.image_size, device=device),
             slots,
             config.look_limit,
         )
@@ -117,9 +122,14 @@ class KeptRows:
         """Poses [B, F, 3] of the rows' next block."""
         return poses(self.block * keys_BFK.shape[1], self.heading, keys_BFK, self.look_limit)
 
-    def write(self, k_LBThd: Tensor, v_LBThd: Tensor, pose_BF3: Tensor) -> None:
-        """Keep a block per row in the slot of its block number, over the oldest."""
-        self.heading = pose_BF3[:, -1, 1:].clone()
+    def told(self, keys_BFK: Tensor, place_BF: Tensor) -> tuple[Tensor, ...]:
+        """What `CachedPass` is told of the rows' next block beside its pictures and levels; the third is its poses."""
+        pose = self.pose(keys_BFK)
+        return keys_BFK, place_BF, pose, self.picture[:, None], self.heading[:, None], self.k, self.v, self.valid
+
+    def write(self, k_LBThd: Tensor, v_LBThd: Tensor, pose_BF3: Tensor, shown: Tensor) -> None:
+        """Keep a block per row, of the pictures `shown`, in the slot of its block number, over the oldest."""
+        self.heading, self.picture = pose_BF3[:, -1, 1:].clone(), shown[:, -1].clone()
         tokens = k_LBThd.shape[2]
         row = torch.arange(len(self.block), device=self.block.device)[:, None]
         place = (self.block % self.slots)[:, None] * tokens + torch.arange(tokens, device=self.block.device)
@@ -155,6 +165,7 @@ class ReferencePlay:
         self.kept = [deque[tuple[Tensor, Tensor]](maxlen=seen) for _, seen in behind]
         self.dense = [dense for dense, _ in behind]
         self.heading = torch.zeros(rows, 2, device=device, dtype=torch.long)
+        self.picture = torch.zeros(rows, 3, config.image_size, config.image_size, device=device)
         self.number = 0
 
     @torch.inference_mode()
@@ -164,14 +175,15 @@ class ReferencePlay:
         first = torch.full((rows,), self.number * per, device=self.device)
         pose = poses(first, self.heading, keys_BFK, self.config.look_limit)
         told = (keys_BFK.float(), places_BF, pose)
-        frames = self._sample(rows, told) if given is None else given
+        seen = (self.picture[:, None], self.heading[:, None])
+        frames = self._sample(rows, (*told, *seen)) if given is None else given
         level = frames.new_full((rows, per), self.config.context_noise)
         self.net.commit(frames, level, *told, self._attend_and_keep, self._keep)
-        self.heading = pose[:, -1, 1:]
+        self.heading, self.picture = pose[:, -1, 1:], frames[:, -1]
         self.number += 1
         return frames
 
-    def _sample(self, rows: int, told: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def _sample(self, rows: int, told: tuple[Tensor, ...]) -> Tensor:
         size = self.config.image_size
         shape = (rows, self.config.frames_per_block, 3, size, size)
         x = draw_noise(shape, self.seed, self.number, 0, self.device)

@@ -17,13 +17,14 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from realtime_omni.models.tiny_world.network import Attend, NetworkConfig, TinyWorldNet, poses
 from realtime_omni.models.tiny_world.sampler import add_noise
-from recipes.tiny_world.geometry import RoomHead, room_loss
+from recipes.tiny_world.geometry import motion_error
 from recipes.tiny_world.losses import reconstruction
+from recipes.tiny_world.simulator import Maps
 
 MEAN_LEVEL, SPREAD = 0.9, 1.0  # of the logit-normal noise level: few-step sampling lives near noise
 PURE_NOISE = 0.6  # share of blocks trained exactly at level 1: the only sampler step, or the first
 CONTEXT_NOISE = 0.2
-ROOM = 0.05  # weight of the room's errors against the pictures'
+MOTION = 0.3  # weight of the motion's error against the pictures'
 
 
 def visible(config: NetworkConfig, window: int, blocks: int, query: Tensor, key: Tensor) -> Tensor:
@@ -81,15 +82,17 @@ class TeacherPass(nn.Module):
         self.net, self.attend = net, attend
 
     def forward(
-        self, context: Tensor, level_c: Tensor, noised: Tensor, level_n: Tensor, keys: Tensor, place: Tensor
-    ) -> Tensor:
-        """context, noised [B, F - frames_per_block, ...]; keys, place of the whole clip; returns like noised."""
-        return self.net.decode(*self.hidden(context, level_c, noised, level_n, keys, place))
-
-    def hidden(
-        self, context: Tensor, level_c: Tensor, noised: Tensor, level_n: Tensor, keys: Tensor, place: Tensor
+        self,
+        context: Tensor,
+        level_c: Tensor,
+        noised: Tensor,
+        level_n: Tensor,
+        keys: Tensor,
+        place: Tensor,
+        before: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """The noised half's tokens after the last layer, and its condition, for `decode`."""
+        """context, noised [B, F - frames_per_block, ...]; keys, place of the whole clip; before [B, blocks - 1, 3, H, W] the
+        last pictures of the context's blocks; returns (pictures like noised, their motion)."""
         per_block = self.net.config.frames_per_block
         frames = keys.shape[1]
         begin = torch.zeros(len(keys), 2, dtype=torch.long, device=keys.device)
@@ -99,27 +102,17 @@ class TeacherPass(nn.Module):
         ]
         x, t = torch.cat((context, noised), dim=1), torch.cat((level_c, level_n), dim=1)
         h, condition = self.net.trunk(x, t, told[0], told[1], told[2], self.attend)
-        return h[:, context.shape[1] :], condition[:, context.shape[1] :]
-
-
-class RoomPass(TeacherPass):
-    """The same, and a guess of the room and the steps from the same tokens."""
-
-    def __init__(self, net: TinyWorldNet, attend: Attend, head: RoomHead) -> None:
-        super().__init__(net, attend)
-        self.head = head
-
-    def forward(self, *told: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        h, condition = self.hidden(*told)
-        return self.net.decode(h, condition), self.head(h)
+        later = slice(context.shape[1], None)
+        heading = pose[:, per_block - 1 : frames - per_block : per_block, 1:]
+        return self.net.decode(h[:, later], condition[:, later], pose[:, per_block:], before, heading)
 
 
 def per_block(values: Tensor, frames: int) -> Tensor:
     return values.repeat_interleave(frames, dim=1)
 
 
-def corrupt_context(frames: Tensor, blocks: int, per: int) -> tuple[Tensor, Tensor]:
-    """Context with the faults of one's own output, and the level the network is told.
+def corrupt_context(frames: Tensor, blocks: int, per: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Context with the faults of one's own output, the level the network is told, and the context without its noise.
 
     A quarter of the blocks gets noise that is told, a quarter noise that is hidden, and one
     block in five a mild blur: a network that was never shown faults multiplies them.
@@ -131,30 +124,26 @@ def corrupt_context(frames: Tensor, blocks: int, per: int) -> tuple[Tensor, Tens
     soft = functional.avg_pool2d(frames.flatten(0, 1), 3, 1, 1, count_include_pad=False).view_as(frames)
     share = torch.rand(B, blocks, device=device) * (torch.rand(B, blocks, device=device) < 0.2)
     frames = torch.lerp(frames, soft, per_block(share, per)[:, :, None, None, None])
-    frames = add_noise(frames, torch.randn_like(frames), per_block(level, per))
-    return frames, per_block(told, per)
+    noised = add_noise(frames, torch.randn_like(frames), per_block(level, per))
+    return noised, per_block(told, per), frames
 
 
 def teacher_loss(
-    model: nn.Module, frames: Tensor, keys: Tensor, place: Tensor, per: int, room: Tensor | None = None
+    model: nn.Module, frames: Tensor, keys: Tensor, place: Tensor, per: int, where: tuple[Maps, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss of one batch of clips in -1..1; and, at pure noise, the mean squared error and, where a :class:`RoomPass` is
-    given the `room` of the clips, the mean absolute errors of distances and steps."""
+    """Loss of one batch of clips in -1..1, `where` their maps and poses; and at pure noise the mean squared error and the mean
+    absolute error of the motion."""
     blocks = frames.shape[1] // per - 1
-    context, level_c = corrupt_context(frames[:, :-per], blocks, per)
+    context, level_c, clean = corrupt_context(frames[:, :-per], blocks, per)
     level = torch.sigmoid(torch.randn(len(frames), blocks, device=frames.device) * SPREAD + MEAN_LEVEL)
     level = torch.where(torch.rand_like(level) < PURE_NOISE, 1.0, level)
     truth = frames[:, per:]
     level_n = per_block(level, per)
     noised = add_noise(truth, torch.randn_like(truth), level_n)
-    shown = model(context, level_c, noised, level_n, keys, place)
-    x0, guessed = (shown, None) if room is None else shown
-    loss = reconstruction(x0, truth, squared=1.0, absolute=0.25, edge=0.25)
-    found = {"mse": (x0.detach().float() - truth).square().mean((2, 3, 4))}
-    if room is not None:
-        far, step = room_loss(guessed, room[:, per:])
-        loss = loss + ROOM * (far + step)
-        found |= {"distance": far.detach(), "step": step.detach()}
+    x0, motion = model(context, level_c, noised, level_n, keys, place, clean[:, per - 1 :: per])
+    moved = motion_error(motion, where[0], place, where[1], per)
+    loss = reconstruction(x0, truth, squared=1.0, absolute=0.25, edge=0.25) + MOTION * moved
+    found = {"mse": (x0.detach().float() - truth).square().mean((2, 3, 4)), "motion": moved.detach()}
     weight = 1 / level_n.clamp_min(0.3)
     pure = (level_n == 1).float()
     return (loss * weight).mean(), {

@@ -1,8 +1,8 @@
 """tiny-world behind the model contract: the trained network, its sampler and its places.
 
-Owns weights and start pictures. A session's state is its place, where it faces and, until the prefill, the block to be
-written next: the picture it starts from, or its latest block; everything else it remembers is KV. One tick: ``sampler_steps``
-denoise passes, uint8 frames. The clean pass, which writes keys and values, is deferred to the prefill.
+Owns weights and start pictures. A session's state is its place, where it faces, its latest picture and, until the prefill,
+the block to be written next: the picture it starts from, or its latest block; everything else it remembers is KV. One tick:
+``sampler_steps`` denoise passes, uint8 frames. The clean pass, which writes keys and values, is deferred to the prefill.
 """
 
 from __future__ import annotations
@@ -87,10 +87,11 @@ class _SavedBlock(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class TinyWorldState:
-    """A session's own memory; ``heading`` after its latest frame."""
+    """A session's own memory. ``heading`` is where its latest frame looks, ``picture`` [3, H, W] that frame, in [-1, 1]."""
 
     place: int
     heading: Heading
+    picture: Tensor
     unwritten: Unwritten | None
 
 
@@ -213,12 +214,15 @@ class TinyWorld:
             yield Checkpoint("forward")
             active = batch.active
             now, keys_BFK = torch.stack([x[r] for r in active]), torch.stack([keys[r] for r in active])
+            headings = [batch.rows[r].state.heading for r in active]
             x0 = self._net(
                 now,
                 torch.full((len(active), frames), level, device=self._device, dtype=self._dtype),
                 keys_BFK,
                 self._places([places[r] for r in active]),
-                self._poses(batch, active, [batch.rows[r].state.heading for r in active], keys_BFK),
+                self._poses(batch, active, headings, keys_BFK),
+                torch.stack([batch.rows[r].state.picture for r in active])[:, None],
+                torch.tensor(headings, device=self._device)[:, None],
                 lambda layer, q, k, v, rows=active: attention.attend(layer, q, k, v, rows=rows, commit=False),
             )
             x.update(zip(active, sampler.step(now, x0, level, following), strict=True))
@@ -227,26 +231,28 @@ class TinyWorld:
         return {r: self._output(batch.rows[r], places[r], x[r].clamp(-1, 1), keys[r]) for r in batch.active}
 
     def pack(self, state: TinyWorldState) -> PackedState:
-        block = state.unwritten
-        if block is None:
-            return PackedState({}, {"place": state.place, "heading": list(state.heading), "unwritten": None})
-        tensors = {"pictures": block.pictures, "keys": block.keys}
-        kept = {"place": block.place, "heading": list(block.heading), "chunk": block.chunk}
+        tensors, kept = {"picture": state.picture}, None
+        if state.unwritten is not None:
+            block = state.unwritten
+            tensors |= {"pictures": block.pictures, "keys": block.keys}
+            kept = {"place": block.place, "heading": list(block.heading), "chunk": block.chunk}
         return PackedState(tensors, {"place": state.place, "heading": list(state.heading), "unwritten": kept})
 
     def unpack(self, packed: PackedState) -> TinyWorldState:
-        saved = unpack_values(packed, _Saved, ("pictures", "keys") if packed.tensors else ())
-        if (saved.unwritten is None) == bool(packed.tensors):
+        shapes: dict[str, tuple[int, ...]] = {"picture": self._block_shape[1:]}
+        if len(packed.tensors) > 1:
+            shapes |= {"pictures": self._block_shape, "keys": (self.config.frames_per_block, len(KEYS))}
+        saved = unpack_values(packed, _Saved, tuple(shapes))
+        if (saved.unwritten is None) == ("pictures" in shapes):
             raise ArgumentError("the state has a block without its tensors, or tensors without a block", path="state")
-        if saved.unwritten is None:
-            return TinyWorldState(saved.place, saved.heading, None)
-        shapes = {"pictures": self._block_shape, "keys": (self.config.frames_per_block, len(KEYS))}
-        pictures, keys = (
-            unpack_tensor(packed, name, shape, dtype=self._dtype, device=self._device) for name, shape in shapes.items()
-        )
-        block = saved.unwritten
-        unwritten = Unwritten(pictures, keys, block.place, block.heading, block.chunk)
-        return TinyWorldState(saved.place, saved.heading, unwritten)
+        found = {
+            name: unpack_tensor(packed, name, shape, dtype=self._dtype, device=self._device)
+            for name, shape in shapes.items()
+        }
+        block, unwritten = saved.unwritten, None
+        if block is not None:
+            unwritten = Unwritten(found["pictures"], found["keys"], block.place, block.heading, block.chunk)
+        return TinyWorldState(saved.place, saved.heading, found["picture"], unwritten)
 
     def fingerprint(self) -> str:
         return self._fingerprint
@@ -264,7 +270,7 @@ class TinyWorld:
         frames = self.config.frames_per_block
         still = torch.zeros(frames, len(KEYS), device=self._device, dtype=self._dtype)
         start = Unwritten(picture_CHW.expand(frames, -1, -1, -1), still, place, heading=(0, 0), chunk=-1)
-        return TinyWorldState(place, (0, 0), start)
+        return TinyWorldState(place, (0, 0), picture_CHW, start)
 
     @property
     def _block_shape(self) -> tuple[int, int, int, int]:
@@ -306,7 +312,8 @@ class TinyWorld:
         _, turned, looked = poses(first, heading, keys_FK[None].cpu(), self.config.look_limit)[0, -1].tolist()
         after = (turned % self.config.turn_steps, looked)
         block = Unwritten(picture_FCHW, keys_FK, place, before, row.tick.chunk_index)
-        return RowOutput(ChunkMetadata.from_tick(row.tick), tuple(artifacts), TinyWorldState(place, after, block))
+        state = TinyWorldState(place, after, picture_FCHW[-1].clone(), block)
+        return RowOutput(ChunkMetadata.from_tick(row.tick), tuple(artifacts), state)
 
     def _fit(self, image: np.ndarray) -> Tensor:
         """Centre crop to a square, resize, [-1, 1]. Raises ArgumentError (``image_invalid``)."""
@@ -339,7 +346,8 @@ def _spec(config: NetworkConfig, fps: float, dtype: torch.dtype) -> ModelSpec:
             layer_windows=config.layer_windows,
             dense_frames=config.dense_frames,
             model_owned_bytes_per_session=(
-                dtype.itemsize * config.frames_per_block * (3 * config.image_size**2 + len(KEYS))
+                dtype.itemsize
+                * (3 * config.image_size**2 * (config.frames_per_block + 1) + len(KEYS) * config.frames_per_block)
             ),
         ),
         artifacts=(ArtifactSpec("frames", Modality.VIDEO, Representation.DECODED, "TCHW", fps=fps, primary=True),),

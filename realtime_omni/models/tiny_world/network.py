@@ -12,6 +12,9 @@ Where a token looks is known: the keys say how far a session has turned and look
 began. So rotary positions are those of the world: a token's column is the azimuth it sees and
 its row the elevation, and what was seen before a turn is found again where it was.
 
+And what the last picture showed need not be drawn again: the head guesses how a block's pictures moved against it, takes
+the moved picture where it holds, and draws the rest (`Head`, `reproject`).
+
 Invariants: rows of a batch never mix; frame numbers and azimuths enter only through rotary
 angles, so a row may stand at any frame and face anywhere (angles are computed in float64).
 
@@ -40,6 +43,9 @@ Write = Callable[[int, Tensor, Tensor], None]
 ROPE_BASE = 100.0  # positions that are compared lie within one window: 24 frames, 8 rows, 8 columns
 HARMONICS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 28)  # of the azimuth: whole numbers, so a full turn is none
 NOISE_FREQUENCIES = 64
+MOTION_CHANNELS = 12
+NEAREST_AHEAD = 0.1  # of a point in the picture before, in its present distances: nearer ones are behind the eye there
+UNTRUSTED = -3.0  # logit of the moved picture's share in new weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,8 +225,35 @@ class Layer(nn.Module):
         return functional.rms_norm(qk, qk.shape[-1:], eps=self.q_norm.eps) * gains
 
 
+def reproject(
+    before_NCHW: Tensor, motion_N2HW: Tensor, turned_N: Tensor, looked_N2: Tensor, half_fov_tan: float
+) -> tuple[Tensor, Tensor]:
+    """What a picture sees of the one before it: (moved [N, C, H, W], inside [N, 1, H, W]: 1 where the one before shows it).
+
+    `before` was seen from a place from which the eye has since turned right by `turned` radians and walked; `looked` are the
+    horizons of before and now in half pictures, up. `motion` is how far it walked, (ahead, right) as seen before, in each
+    pixel's distance of now: a point (1, x) of now, ahead and right, was at (cos - x sin + ahead, sin + x cos + right).
+    Float32; bicubic.
+    """
+    side = before_NCHW.shape[-1]
+    screen = (torch.arange(side, device=before_NCHW.device) + 0.5) / side * 2 - 1
+    cos, sin = turned_N.cos()[:, None, None], turned_N.sin()[:, None, None]
+    right = screen * half_fov_tan
+    ahead = (cos - right * sin + motion_N2HW[:, 0]).clamp_min(NEAREST_AHEAD)
+    across = (sin + right * cos + motion_N2HW[:, 1]) / (ahead * half_fov_tan)
+    then, now = looked_N2[:, :, None, None].unbind(1)
+    down = then - (now - screen[:, None]) / ahead
+    at = torch.stack((across, down), dim=-1)
+    moved = functional.grid_sample(before_NCHW, at, mode="bicubic", padding_mode="border", align_corners=False)
+    inside = (at.abs() <= 1).all(-1)[:, None].to(moved.dtype)
+    return moved, inside
+
+
 class Head(nn.Module):
-    """Tokens to pixels: a linear map to quarter resolution, then convolutions that cross patch seams."""
+    """Tokens to pixels: a linear map to quarter resolution, then convolutions that cross patch seams.
+
+    It guesses every pixel's motion against the picture before the block, draws with the moved picture in sight, and says
+    how far each pixel is the moved one's."""
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
@@ -229,19 +262,33 @@ class Head(nn.Module):
         self.spread = nn.Linear(config.width, refine * self.cell * self.cell)
         self.refine_in = nn.Conv2d(refine, refine, 3, padding=1)
         self.refine_out = nn.Conv2d(refine, refine, 3, padding=1)
-        self.to_detail = nn.Conv2d(refine, 4 * detail, 3, padding=1)
+        self.to_detail = nn.Conv2d(refine, 4 * (detail + MOTION_CHANNELS), 3, padding=1)
+        self.to_motion = nn.Conv2d(MOTION_CHANNELS, 8, 3, padding=1)
         self.detail = nn.Conv2d(detail, detail, 3, padding=1)
-        self.to_rgb = nn.Conv2d(detail, 12, 3, padding=1)
+        self.compare = nn.Conv2d(detail + 13, detail, 3, padding=1)
+        self.to_rgb = nn.Conv2d(detail, 16, 3, padding=1)
+        for part in (self.to_motion, self.compare):
+            nn.init.zeros_(part.weight)
+            nn.init.zeros_(cast("Tensor", part.bias))
+        nn.init.zeros_(self.to_rgb.weight[12:])
+        nn.init.constant_(cast("Tensor", self.to_rgb.bias)[12:], UNTRUSTED)
 
-    def forward(self, h_BFND: Tensor) -> Tensor:
+    def forward(self, h_BFND: Tensor, move: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """(pictures [B, F, 3, H, W], motion [B, F, 2, H, W]); `move` is `reproject` of the pictures before."""
         B, F = h_BFND.shape[:2]
         x = self.spread(h_BFND).view(B * F, self.grid, self.grid, self.cell, self.cell, -1)
         x = x.permute(0, 5, 1, 3, 2, 4).reshape(B * F, -1, self.grid * self.cell, self.grid * self.cell)
-        x = x + self.refine_out(functional.silu(self.refine_in(functional.silu(x))))
-        x = functional.pixel_shuffle(self.to_detail(functional.silu(x)), 2)
+        x = functional.silu(x + self.refine_out(functional.silu(self.refine_in(functional.silu(x)))))
+        x = functional.pixel_shuffle(self.to_detail(x), 2)
+        x, motion = x[:, :-MOTION_CHANNELS], x[:, -MOTION_CHANNELS:]
+        motion = functional.pixel_shuffle(self.to_motion(functional.silu(motion)), 2).float()
+        moved, inside = move(motion)
         x = x + self.detail(functional.silu(x))
-        x = functional.pixel_shuffle(self.to_rgb(functional.silu(x)), 2)
-        return x.view(B, F, *x.shape[1:])
+        shown = torch.cat((functional.pixel_unshuffle(moved, 2), functional.avg_pool2d(inside, 2)), dim=1)
+        x = functional.silu(x + self.compare(torch.cat((functional.silu(x), shown.to(x.dtype)), dim=1)))
+        drawn = functional.pixel_shuffle(self.to_rgb(x), 2).to(moved.dtype)
+        picture = torch.lerp(drawn[:, :3], moved, drawn[:, 3:].sigmoid() * inside)
+        return picture.view(B, F, *picture.shape[1:]), motion.view(B, F, *motion.shape[1:])
 
 
 class TinyWorldNet(nn.Module):
@@ -267,15 +314,27 @@ class TinyWorldNet(nn.Module):
             nn.init.zeros_(zero.weight)
             nn.init.zeros_(zero.bias)
 
-    def forward(self, x: Tensor, t: Tensor, keys: Tensor, place: Tensor, pose: Tensor, attend: Attend) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        t: Tensor,
+        keys: Tensor,
+        place: Tensor,
+        pose: Tensor,
+        before: Tensor,
+        heading: Tensor,
+        attend: Attend,
+    ) -> Tensor:
         """The clean block x0 [B, F, 3, H, W] in about [-1, 1].
 
         x [B, F, 3, H, W] noised block; t [B, F] noise level, 0 clean to 1 noise; keys [B, F, 8]
         0 or 1 in the order w a s d i j k l, held while the frame came about; place [B, F] long;
-        pose [B, F, 3] long as `poses` gives it. F is a multiple of frames_per_block.
+        pose [B, F, 3] long as `poses` gives it. F is a multiple of frames_per_block. Of the frame
+        before each of the F / frames_per_block blocks: before [B, blocks, 3, H, W] the picture and
+        heading [B, blocks, 2] long, (steps turned right, looked up).
         """
         h, condition = self.trunk(x, t, keys, place, pose, attend)
-        return self.decode(h, condition)
+        return self.decode(h, condition, pose, before, heading)[0]
 
     def commit(
         self, x: Tensor, t: Tensor, keys: Tensor, place: Tensor, pose: Tensor, attend: Attend, write: Write
@@ -310,10 +369,24 @@ class TinyWorldNet(nn.Module):
             write(len(inner), k, v)
         return h, condition
 
-    def decode(self, h_BFND: Tensor, condition_BFD: Tensor) -> Tensor:
+    def decode(
+        self, h_BFND: Tensor, condition_BFD: Tensor, pose_BF3: Tensor, before: Tensor, heading: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(pictures [B, F, 3, H, W], their motion [B, F, 2, H, W]); see `reproject`."""
+        config = self.config
         shift, scale = self.head_modulation(condition_BFD)[:, :, None].chunk(2, dim=-1)
-        picture: Tensor = self.head(modulate(self.norm(h_BFND), shift, scale))
-        return picture
+        then = heading.repeat_interleave(config.frames_per_block, dim=1)
+        turned = (pose_BF3[..., 1] - then[..., 0]) % config.turn_steps * (2 * math.pi / config.turn_steps)
+        looked = torch.stack((then[..., 1], pose_BF3[..., 2]), dim=-1) * config.look_step
+
+        def move(motion_N2HW: Tensor) -> tuple[Tensor, Tensor]:
+            shown = before.repeat_interleave(config.frames_per_block, dim=1).flatten(0, 1)
+            return reproject(
+                shown.to(motion_N2HW.dtype), motion_N2HW, turned.flatten(), looked.flatten(0, 1), config.half_fov_tan
+            )
+
+        found: tuple[Tensor, Tensor] = self.head(modulate(self.norm(h_BFND), shift, scale), move)
+        return found
 
     def condition(self, t: Tensor, keys: Tensor, place: Tensor) -> Tensor:
         """[B, F, D] of noise level, keys (of the frame, and summed since the block began) and place."""

@@ -93,7 +93,8 @@ class PlainWorld:
         x = block_noise(self.seed, self.chunk, 0, shape)[None]
         levels = sampler.schedule(c.sampler_steps, c.sampler_shift)
         for number, level in enumerate(levels[:-1]):
-            x0 = self.net(x, torch.full((1, FRAMES), level), keys, self._places(), self._pose(keys), self._look)
+            told = (keys, self._places(), self._pose(keys), self.picture[:, None], self.heading[:, None])
+            x0 = self.net(x, torch.full((1, FRAMES), level), *told, self._look)
             x = sampler.step(x, x0, level, levels[number + 1])
         x = x.clamp(-1, 1)
         self._write(x, keys, chunk=self.chunk)
@@ -101,6 +102,7 @@ class PlainWorld:
         return x[0]
 
     def _write(self, x: torch.Tensor, keys: torch.Tensor, *, chunk: int) -> None:
+        self.picture = x[:, -1]
         level = self.config.context_noise
         if level:
             noise = block_noise(self.seed, chunk, CONTEXT_NOISE_STEP, x.shape[1:])
@@ -213,19 +215,24 @@ def test_keys_place_seed_and_start_change_the_picture(starts: dict[str, np.ndarr
     assert len(set(worlds)) == 5
 
 
-def test_the_start_picture_is_given_up_once_it_is_history(starts: dict[str, np.ndarray]) -> None:
+PICTURE_BYTES = 4 * 3 * SMALL.image_size**2
+"""What a session keeps beside its keys and values: its latest picture, in float32."""
+
+
+def test_the_start_block_is_given_up_once_it_is_history(starts: dict[str, np.ndarray]) -> None:
     engine = engine_of(small_net())
     view = engine.create("a")
-    assert (view.state_bytes, view.pages_used) == (0, FRAMES)
+    assert (view.state_bytes, view.pages_used) == (PICTURE_BYTES, FRAMES)
 
 
 def test_a_session_carries_at_most_what_the_model_declares(starts: dict[str, np.ndarray]) -> None:
     engine = engine_of(small_net())
     engine.create("a")
     engine.next("a")
-    assert engine.view("a").state_bytes == engine.runner.spec.kv.model_owned_bytes_per_session
+    before = PICTURE_BYTES  # of the state that a rewind goes back to
+    assert engine.view("a").state_bytes == engine.runner.spec.kv.model_owned_bytes_per_session + before
     engine.cycle()
-    assert engine.view("a").state_bytes == 0
+    assert engine.view("a").state_bytes == PICTURE_BYTES + before
 
 
 @pytest.mark.parametrize("shape", [(32, 32, 3), (40, 24, 3), (24, 40, 3), (8, 8, 3), (301, 97, 3)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
@@ -12,7 +13,14 @@ from torch.nn import functional  # noqa: E402
 
 from realtime_omni.models.common.keys import KEYS  # noqa: E402
 from realtime_omni.models.tiny_world import sampler  # noqa: E402
-from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet, gelu, poses, rotate  # noqa: E402
+from realtime_omni.models.tiny_world.network import (  # noqa: E402
+    NetworkConfig,
+    TinyWorldNet,
+    gelu,
+    poses,
+    reproject,
+    rotate,
+)
 from realtime_omni.models.tiny_world.places import PLACES, place_index  # noqa: E402
 
 SMALL = NetworkConfig(
@@ -40,13 +48,18 @@ def small_net(seed: int = 0) -> TinyWorldNet:
 
 
 def inputs(rows: int, frames: int, first_frame: int = 0, seed: int = 1) -> list[torch.Tensor]:
+    """Of `TinyWorldNet.forward`, all but `attend`; the first block follows a random picture, the others `x`."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, frames, 3, SMALL.image_size, SMALL.image_size, generator=generator)
     t = torch.rand(rows, frames, generator=generator)
     keys = torch.randint(0, 2, (rows, frames, SMALL.num_keys), generator=generator).float()
     place = torch.randint(0, SMALL.num_places, (rows, frames), generator=generator)
     first, heading = torch.full((rows,), first_frame), torch.zeros(rows, 2, dtype=torch.long)
-    return [x, t, keys, place, poses(first, heading, keys, SMALL.look_limit)]
+    pose = poses(first, heading, keys, SMALL.look_limit)
+    last = slice(SMALL.frames_per_block - 1, frames - 1, SMALL.frames_per_block)
+    first_before = torch.rand(rows, 1, 3, SMALL.image_size, SMALL.image_size, generator=generator)
+    before = torch.cat((first_before, x[:, last].tanh()), dim=1)
+    return [x, t, keys, place, pose, before, torch.cat((heading[:, None], pose[:, last, 1:]), dim=1)]
 
 
 def plain(layer, q, k, v):
@@ -82,34 +95,37 @@ def cached(history: list[tuple[torch.Tensor, torch.Tensor]]):
 @torch.inference_mode()
 def test_a_block_by_block_rollout_with_a_cache_equals_one_masked_pass_over_the_clip():
     net, frames = small_net(), 6 * SMALL.frames_per_block
-    x, t, keys, place, pose = inputs(2, frames)
-    whole = net(x, t, keys, place, pose, masked(frames))
+    given = inputs(2, frames)
+    whole = net(*given, masked(frames))
     history = [[] for _ in range(SMALL.layers)]
     for block in range(6):
         part = slice(block * SMALL.frames_per_block, (block + 1) * SMALL.frames_per_block)
-        got = net(x[:, part], t[:, part], keys[:, part], place[:, part], pose[:, part], cached(history))
+        one = [value[:, part] for value in given[:5]] + [value[:, block : block + 1] for value in given[5:]]
+        got = net(*one, cached(history))
         torch.testing.assert_close(got, whole[:, part], atol=1e-4, rtol=0)
 
 
 @torch.inference_mode()
 def test_a_batch_of_rows_at_different_frames_equals_each_row_alone():
     net = small_net()
-    x, t, keys, place, pose = inputs(4, SMALL.frames_per_block)
-    pose = pose + torch.tensor([[0, 0, 0], [3, 5, 1], [300, -9, -2], [99_999, 1000, 0]])[:, None]
-    together = net(x, t, keys, place, pose, plain)
+    given = inputs(4, SMALL.frames_per_block)
+    apart = torch.tensor([[0, 0, 0], [3, 5, 1], [300, -9, -2], [99_999, 1000, 0]])[:, None]
+    given[4], given[6] = given[4] + apart, given[6] + apart[..., 1:]
+    together = net(*given, plain)
     for row in range(4):
+        alone = net(*[value[row : row + 1] for value in given], plain)
         part = slice(row, row + 1)
-        alone = net(x[part], t[part], keys[part], place[part], pose[part], plain)
         torch.testing.assert_close(alone, together[part], atol=1e-5, rtol=0)
 
 
 @torch.inference_mode()
 def test_a_session_at_frame_100_000_sees_what_one_at_frame_0_sees():
-    """Rotary positions are relative: moving or turning the whole window changes nothing but rounding."""
+    """Positions are relative: moving or turning the whole window changes nothing but rounding."""
     net = small_net()
-    x, t, keys, place, pose = inputs(1, 2 * SMALL.frames_per_block)
-    near = net(x, t, keys, place, pose, plain)
-    far = net(x, t, keys, place, pose + torch.tensor([100_000, 10_007, 3]), plain)
+    given, apart = inputs(1, 2 * SMALL.frames_per_block), torch.tensor([100_000, 10_007, 0])
+    near = net(*given, plain)
+    given[4], given[6] = given[4] + apart, given[6] + apart[1:]
+    far = net(*given, plain)
     assert torch.isfinite(far).all()
     torch.testing.assert_close(far, near, atol=1e-4, rtol=0)
 
@@ -117,13 +133,68 @@ def test_a_session_at_frame_100_000_sees_what_one_at_frame_0_sees():
 @torch.inference_mode()
 def test_a_full_turn_is_no_turn_and_a_small_one_is_seen():
     net = small_net()
-    x, t, keys, place, pose = inputs(1, 2 * SMALL.frames_per_block)
+    x, t, keys, place, pose, *before = inputs(1, 2 * SMALL.frames_per_block)
     later = torch.zeros_like(pose)
     later[:, SMALL.frames_per_block :, 1] = 1
-    before = net(x, t, keys, place, pose, plain)
-    around = net(x, t, keys, place, pose + SMALL.turn_steps * later, plain)
-    torch.testing.assert_close(around, before, atol=1e-4, rtol=0)
-    assert (net(x, t, keys, place, pose + later, plain) - before).abs().max() > 1e-3
+    shown = net(x, t, keys, place, pose, *before, plain)
+    around = net(x, t, keys, place, pose + SMALL.turn_steps * later, *before, plain)
+    torch.testing.assert_close(around, shown, atol=1e-4, rtol=0)
+    assert (net(x, t, keys, place, pose + later, *before, plain) - shown).abs().max() > 1e-3
+
+
+def seen(turned: float = 0.0, looked: tuple[float, float] = (0.0, 0.0), motion: tuple[float, float] = (0.0, 0.0)):
+    """`reproject` of a picture 8 x 8 whose two channels are where its pixels are, across and down, -1 to 1; bicubic samples of
+    it are right to a twentieth of a pixel."""
+    at = (torch.arange(8) + 0.5) / 4 - 1
+    picture = torch.stack((at.expand(8, 8), at[:, None].expand(8, 8)))[None]
+    walked = torch.tensor(motion).view(1, 2, 1, 1).expand(1, 2, 8, 8)
+    return reproject(picture, walked, torch.tensor([turned]), torch.tensor([looked]), SMALL.half_fov_tan)
+
+
+def test_who_stands_still_sees_the_picture_before():
+    at = (torch.arange(8) + 0.5) / 4 - 1
+    moved, inside = seen()
+    torch.testing.assert_close(moved[0, 0], at.expand(8, 8))
+    torch.testing.assert_close(moved[0, 1], at[:, None].expand(8, 8))
+    assert inside.all()
+
+
+def test_after_a_turn_to_the_right_a_pixel_is_where_its_direction_was():
+    turned = math.radians(10)
+    moved, inside = seen(turned)
+    at = (torch.arange(8) + 0.5) / 4 - 1
+    direction = torch.atan(at * SMALL.half_fov_tan) + turned
+    expected = direction.tan() / SMALL.half_fov_tan
+    assert inside[0, 0, 3].tolist() == (expected <= 1).float().tolist()
+    torch.testing.assert_close(moved[0, 0, 3, 1:6], expected[1:6], atol=0.02, rtol=0)
+
+
+def test_looking_up_moves_the_picture_down():
+    moved, inside = seen(looked=(0.0, 0.25))
+    at = (torch.arange(8) + 0.5) / 4 - 1
+    torch.testing.assert_close(moved[0, 1, 2:6, 0], at[2:6] - 0.25, atol=1e-5, rtol=0)
+    assert inside[0, 0, :, 0].tolist() == [0.0, *[1.0] * 7]
+
+
+def test_a_step_ahead_makes_what_is_near_larger_and_one_aside_moves_it():
+    """A wall two cells ahead now was at 2.5 before a step of half a cell: 0.25 of its present distance."""
+    at = (torch.arange(8) + 0.5) / 4 - 1
+    moved, _ = seen(motion=(0.25, 0.0))
+    torch.testing.assert_close(moved[0, 0, 3, 1:7], at[1:7] / 1.25, atol=0.02, rtol=0)
+    torch.testing.assert_close(moved[0, 1, 1:7, 3], at[1:7] / 1.25, atol=0.02, rtol=0)
+    moved, _ = seen(motion=(0.0, 0.225))
+    torch.testing.assert_close(moved[0, 0, 3, 1:6], at[1:6] + 0.25, atol=0.02, rtol=0)
+
+
+def test_where_the_moved_picture_is_trusted_it_is_what_is_shown():
+    net, given = small_net(), inputs(1, SMALL.frames_per_block)
+    with torch.no_grad():
+        for part in (net.head.to_motion, net.head.to_rgb):
+            part.weight.zero_()
+            part.bias.zero_()
+        given[4][..., 1:] = 0  # it looks where it looked
+        net.head.to_rgb.bias[12:] = 30.0
+        torch.testing.assert_close(net(*given, plain), given[5].expand(1, 3, -1, -1, -1), atol=1e-5, rtol=0)
 
 
 def test_poses_follow_the_keys_and_looking_stops_at_its_limit():
@@ -148,12 +219,15 @@ def test_gelu_is_torch_s_tanh_form():
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("changed", ["keys", "place", "t"])
+@pytest.mark.parametrize("changed", ["keys", "place", "t", "before"])
 def test_every_condition_reaches_the_picture(changed):
     net = small_net()
-    values = dict(zip(("x", "t", "keys", "place", "pose"), inputs(1, SMALL.frames_per_block), strict=True))
+    values = dict(
+        zip(("x", "t", "keys", "place", "pose", "before", "heading"), inputs(1, SMALL.frames_per_block), strict=True)
+    )
     before = net(*values.values(), plain)
-    other = {"keys": 1 - values["keys"], "place": (values["place"] + 1) % SMALL.num_places, "t": 1 - values["t"]}
+    other = {name: 1 - values[name] for name in ("keys", "t", "before")}
+    other["place"] = (values["place"] + 1) % SMALL.num_places
     after = net(*(values | {changed: other[changed]}).values(), plain)
     assert (after - before).abs().max() > 1e-3
 
@@ -164,7 +238,7 @@ def test_the_commit_pass_shows_attend_the_same_keys_and_values_as_the_full_pass(
     full, commit = ([[] for _ in range(SMALL.layers)] for _ in range(2))
     given = inputs(1, SMALL.frames_per_block)
     net(*given, cached(full))
-    net.commit(*given, cached(commit), lambda layer, k, v: commit[layer].append((k, v)))
+    net.commit(*given[:5], cached(commit), lambda layer, k, v: commit[layer].append((k, v)))
     for a, b in zip(full, commit, strict=True):
         assert torch.equal(a[0][0], b[0][0])
         assert torch.equal(a[0][1], b[0][1])
