@@ -25,6 +25,7 @@ from recipes.tiny_world.renderer import (
 )
 from recipes.tiny_world.simulator import Maps
 
+MOST_MOTION = 1.0  # of a pixel's distance: who walked farther sees it from elsewhere
 PROP_TOP = 1.6  # cells; no prop reaches higher
 
 
@@ -49,25 +50,30 @@ def inverse_depth(maps: Maps, place_B: Tensor, pose_B4: Tensor, side: int) -> tu
     return found, known
 
 
-def true_motion(maps: Maps, place_BF: Tensor, pose_BF4: Tensor, per: int, side: int) -> tuple[Tensor, Tensor]:
-    """Of the clip's pictures from the second block on: (motion [B, F - per, 2, side, side] against the last picture of the
-    block before, where it is known [B, F - per, 1, side, side] bool)."""
+def true_motion(maps: Maps, place_BF: Tensor, pose_BF4: Tensor, then_BGS4: Tensor, side: int) -> tuple[Tensor, Tensor]:
+    """Of the clip's pictures from the second block on, against S pictures a block of the poses `then`: (motion
+    [B, F - per, S, 2, side, side], where it is known [B, F - per, S, side, side] bool: not where a prop may stand, nor from
+    too far)."""
     B, F, _ = pose_BF4.shape
+    per = F // (then_BGS4.shape[1] + 1)
     now = pose_BF4[:, per:].flatten(0, 1)
-    then = pose_BF4[:, per - 1 : F - per : per].repeat_interleave(per, dim=1).flatten(0, 1)
+    then = then_BGS4.repeat_interleave(per, dim=1).flatten(0, 1)
     rows = torch.arange(B, device=pose_BF4.device).repeat_interleave(F - per)
     near, known = inverse_depth(maps.rows(rows), place_BF[:, per:].flatten(), now, side)
-    went = now[:, :2] - then[:, :2]
+    went = now[:, None, :2] - then[..., :2]
     walked = torch.stack([(went * axis).sum(-1) for axis in axes(then)], dim=-1)
-    motion = walked[:, :, None, None] * near[:, None]
-    return motion.unflatten(0, (B, F - per)), known[:, None].unflatten(0, (B, F - per))
+    motion = walked[..., None, None] * near[:, None, None]
+    seen = known[:, None] & (motion.abs().amax(2) < MOST_MOTION)
+    return motion.unflatten(0, (B, F - per)), seen.unflatten(0, (B, F - per))
 
 
-def motion_error(guessed: Tensor, maps: Maps, place_BF: Tensor, pose_BF4: Tensor, per: int) -> Tensor:
-    """Mean absolute error [B, F - per] of guessed [B, F - per, 2, H, W], at half its resolution."""
-    coarse = functional.avg_pool2d(guessed.flatten(0, 1), 2).view(
-        *guessed.shape[:3], *(s // 2 for s in guessed.shape[3:])
-    )
-    true, known = true_motion(maps, place_BF, pose_BF4, per, coarse.shape[-1])
-    off = (coarse - true).abs().sum(2, keepdim=True) * known
-    return off.mean((2, 3, 4))
+def motion_error(
+    guessed: Tensor, maps: Maps, place_BF: Tensor, pose_BF4: Tensor, then_BGS4: Tensor, found_BGS: Tensor
+) -> Tensor:
+    """Mean absolute error [B, F - per, S] of guessed [B, F - per, S, 2, H, W] where there is such a picture (`found`), at half
+    its resolution."""
+    coarse = functional.avg_pool2d(guessed.flatten(0, 2), 2)
+    coarse = coarse.view(*guessed.shape[:4], *coarse.shape[2:])
+    true, known = true_motion(maps, place_BF, pose_BF4, then_BGS4, coarse.shape[-1])
+    found = found_BGS.repeat_interleave(guessed.shape[1] // found_BGS.shape[1], dim=1)
+    return ((coarse - true).abs().sum(3) * known).mean((3, 4)) * found

@@ -195,7 +195,7 @@ class Student:
         with torch.autocast(truth.device.type, torch.bfloat16):
             level = final.new_full(final.shape[:2], self.config.context_noise)
             _, k, v = self.cached(final, level, *told)
-        kept.write(k, v, told[2], final)
+        kept.write(k, v, told, final)
         bank.look(told[0], told[2], follow)
         bank.restart(self.pool, kept.block >= bank.life)
 

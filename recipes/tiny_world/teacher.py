@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from realtime_omni.models.tiny_world.network import Attend, NetworkConfig, TinyWorldNet, poses
+from realtime_omni.models.tiny_world.recall import Past, recall, relation, walked
 from realtime_omni.models.tiny_world.sampler import add_noise
 from recipes.tiny_world.geometry import motion_error
 from recipes.tiny_world.losses import reconstruction
@@ -90,9 +91,10 @@ class TeacherPass(nn.Module):
         keys: Tensor,
         place: Tensor,
         before: Tensor,
+        sights: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """context, noised [B, F - frames_per_block, ...]; keys, place of the whole clip; before [B, blocks - 1, 3, H, W] the
-        last pictures of the context's blocks; returns (pictures like noised, their motion)."""
+        """context, noised [B, F - frames_per_block, ...]; keys, place of the whole clip; before, sights of the noised blocks as
+        `sources` says; returns (pictures like noised, their motion)."""
         per_block = self.net.config.frames_per_block
         frames = keys.shape[1]
         begin = torch.zeros(len(keys), 2, dtype=torch.long, device=keys.device)
@@ -101,10 +103,30 @@ class TeacherPass(nn.Module):
             torch.cat((value[:, : frames - per_block], value[:, per_block:]), dim=1) for value in (keys, place, pose)
         ]
         x, t = torch.cat((context, noised), dim=1), torch.cat((level_c, level_n), dim=1)
-        h, condition = self.net.trunk(x, t, told[0], told[1], told[2], self.attend)
+        relations = relation(sights, self.net.config.turn_steps)
+        relations = torch.cat((torch.zeros_like(relations), relations), dim=1)
+        h, condition = self.net.trunk(x, t, told[0], told[1], told[2], self.attend, told=relations)
         later = slice(context.shape[1], None)
-        heading = pose[:, per_block - 1 : frames - per_block : per_block, 1:]
-        return self.net.decode(h[:, later], condition[:, later], pose[:, per_block:], before, heading)
+        return self.net.decode(h[:, later], condition[:, later], pose[:, per_block:], before, sights)
+
+
+def sources(config: NetworkConfig, keys: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+    """What the blocks of a clip, from the second on, are shown of those before: (their numbers [B, blocks - 1, SOURCES], their
+    `sights` [B, blocks - 1, SOURCES, 5])."""
+    B, F, per = *place.shape, config.frames_per_block
+    blocks, device = F // per, place.device
+    begin = torch.zeros(B, 2, dtype=torch.long, device=device)
+    pose = poses(begin[:, 0], begin, keys, config.look_limit)
+    at = walked(begin.double(), keys, pose[..., 1], config.turn_steps)
+    ends = [value[:, per - 1 :: per] for value in (pose[..., 1:], at, place)]
+    number = torch.arange(blocks, device=device)
+    age = (number[1:, None] - number[:-1]).clamp_min(0)
+    age = torch.where(age <= config.window_frames // per, age, 0).expand(B, -1, -1).flatten(0, 1)
+    past = [
+        value[:, :-1].repeat_interleave(blocks - 1, dim=0) for value in ends
+    ]  # every block the same, by its own ages
+    index, seen = recall(Past(*past, age), *(value[:, 1:].flatten(0, 1) for value in ends), config.turn_steps)
+    return index.unflatten(0, (B, -1)), seen.unflatten(0, (B, -1))
 
 
 def per_block(values: Tensor, frames: int) -> Tensor:
@@ -129,10 +151,11 @@ def corrupt_context(frames: Tensor, blocks: int, per: int) -> tuple[Tensor, Tens
 
 
 def teacher_loss(
-    model: nn.Module, frames: Tensor, keys: Tensor, place: Tensor, per: int, where: tuple[Maps, Tensor]
+    model: nn.Module, frames: Tensor, keys: Tensor, place: Tensor, config: NetworkConfig, where: tuple[Maps, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of one batch of clips in -1..1, `where` their maps and poses; and at pure noise the mean squared error and the mean
-    absolute error of the motion."""
+    absolute errors of the motions against the last and the recalled picture."""
+    per = config.frames_per_block
     blocks = frames.shape[1] // per - 1
     context, level_c, clean = corrupt_context(frames[:, :-per], blocks, per)
     level = torch.sigmoid(torch.randn(len(frames), blocks, device=frames.device) * SPREAD + MEAN_LEVEL)
@@ -140,12 +163,17 @@ def teacher_loss(
     truth = frames[:, per:]
     level_n = per_block(level, per)
     noised = add_noise(truth, torch.randn_like(truth), level_n)
-    x0, motion = model(context, level_c, noised, level_n, keys, place, clean[:, per - 1 :: per])
-    moved = motion_error(motion, where[0], place, where[1], per)
-    loss = reconstruction(x0, truth, squared=1.0, absolute=0.25, edge=0.25) + MOTION * moved
-    found = {"mse": (x0.detach().float() - truth).square().mean((2, 3, 4)), "motion": moved.detach()}
-    weight = 1 / level_n.clamp_min(0.3)
+    index, sights = sources(config, keys, place)
+    row, last = torch.arange(len(frames), device=frames.device)[:, None, None], index * per + per - 1
+    x0, motion = model(context, level_c, noised, level_n, keys, place, clean[row, last], sights)
+    found = sights[..., 4]
+    error = motion_error(motion, where[0], place, where[1], where[1][row, last], found)
+    loss = reconstruction(x0, truth, squared=1.0, absolute=0.25, edge=0.25) + MOTION * error.sum(2)
+    told = {"mse": ((x0.detach().float() - truth).square().mean((2, 3, 4)), torch.ones_like(level_n))}
+    for name, part, there in zip(("motion", "recalled"), error.detach().unbind(2), found.unbind(2), strict=True):
+        told[name] = (part, per_block(there, per))
     pure = (level_n == 1).float()
+    weight = 1 / level_n.clamp_min(0.3)
     return (loss * weight).mean(), {
-        name: (value * pure).sum() / pure.sum().clamp_min(1) for name, value in found.items()
+        name: (value * pure * there).sum() / (pure * there).sum().clamp_min(1) for name, (value, there) in told.items()
     }

@@ -206,7 +206,7 @@ def teacher_step(run: Run, model: nn.Module, pool: ClipPool) -> dict[str, Tensor
     """Gradients of one stage A batch, added to .grad; its loss and errors."""
     index = pool.pick(run.args.batch)
     with torch.autocast(run.team.device.type, torch.bfloat16, enabled=run.team.device.type == "cuda"):
-        loss, found = teacher_loss(model, *pool.clips(index), run.config.frames_per_block, pool.where(index))
+        loss, found = teacher_loss(model, *pool.clips(index), run.config, pool.where(index))
     loss.backward()
     return {"loss": loss.detach()} | found
 

@@ -8,7 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from realtime_omni.models.tiny_world.network import TinyWorldNet, poses, reproject  # noqa: E402
+from realtime_omni.models.tiny_world.network import TinyWorldNet, poses  # noqa: E402
+from realtime_omni.models.tiny_world.recall import reproject  # noqa: E402
 from recipes.tiny_world.data import ClipPool, to_signed  # noqa: E402
 from recipes.tiny_world.geometry import inverse_depth, motion_error, true_motion  # noqa: E402
 from recipes.tiny_world.renderer import HALF_FOV_TAN  # noqa: E402
@@ -39,13 +40,16 @@ def test_a_wall_is_as_far_as_it_is_and_the_ground_as_its_row_says():
 def test_who_only_turns_sees_no_motion_and_who_walks_ahead_his_step_at_each_distance():
     pose = torch.tensor([[7.0, 7.0, 0.0, 0.0]]).repeat(1, 2 * PER, 1)
     pose[0, PER:, 2] = torch.arange(1, PER + 1) * TURN
-    assert true_motion(room(), torch.zeros(1, 2 * PER, dtype=torch.long), pose, PER, 8)[0].abs().max() == 0
+    place, then = torch.zeros(1, 2 * PER, dtype=torch.long), pose[:, None, PER - 1 : PER]
+    assert true_motion(room(), place, pose, then, 8)[0].abs().max() == 0
     pose[0, PER:, 2] = 0
     pose[0, PER:, 0] += torch.arange(1, PER + 1) * MOVE
-    motion, _ = true_motion(room(), torch.zeros(1, 2 * PER, dtype=torch.long), pose, PER, 64)
-    assert motion.shape == (1, PER, 2, 64, 64)
-    assert motion[0, :, 0, 31, 31].tolist() == pytest.approx([n * MOVE / (6 - n * MOVE) for n in (1, 2, 3)], rel=1e-4)
-    assert motion[0, :, 1].abs().max() < 1e-6
+    motion, _ = true_motion(room(), place, pose, then, 64)
+    assert motion.shape == (1, PER, 1, 2, 64, 64)
+    assert motion[0, :, 0, 0, 31, 31].tolist() == pytest.approx(
+        [n * MOVE / (6 - n * MOVE) for n in (1, 2, 3)], rel=1e-4
+    )
+    assert motion[0, :, 0, 1].abs().max() < 1e-6
 
 
 def test_the_picture_before_moved_by_the_true_motion_is_the_picture():
@@ -53,7 +57,8 @@ def test_the_picture_before_moved_by_the_true_motion_is_the_picture():
     simulator = Simulator(64, "cpu")
     clips = simulator.clips(6, 4 * PER, torch.Generator().manual_seed(5), Player(still_start=0.0, idle=0.0, switch=0.0))
     frames = to_signed(clips.frames)
-    motion, known = true_motion(clips.maps, clips.place, clips.pose, PER, 64)
+    then = clips.pose[:, PER - 1 : -PER : PER, None]
+    motion, known = (part[:, :, 0] for part in true_motion(clips.maps, clips.place, clips.pose, then, 64))
     zero = torch.zeros(6, 2, dtype=torch.long)
     pose = poses(zero[:, 0], zero, clips.keys, 6)
     last = slice(PER - 1, -PER, PER)
@@ -62,7 +67,7 @@ def test_the_picture_before_moved_by_the_true_motion_is_the_picture():
     looked = torch.stack((then[..., 2], pose[:, PER:, 2]), dim=-1) * LOOK
     parts = (value.flatten(0, 1) for value in (before, motion, turned, looked))
     moved, inside = reproject(*parts, HALF_FOV_TAN)
-    seen = (inside > 0) & known.flatten(0, 1)
+    seen = (inside > 0) & known.flatten(0, 1)[:, None]
     truth = frames[:, PER:].flatten(0, 1)
 
     def psnr(shown: torch.Tensor) -> float:
@@ -73,15 +78,25 @@ def test_the_picture_before_moved_by_the_true_motion_is_the_picture():
 
 
 def test_the_true_motion_costs_nothing_and_a_wrong_one_its_error():
+    """Against two pictures, of which the second is none."""
     pose = torch.tensor([[7.0, 7.0, 0.0, 0.0]]).repeat(1, 2 * PER, 1)
     pose[0, PER:, 0] += torch.arange(1, PER + 1) * MOVE
-    told = (Maps(room().solid, torch.full((1, 1, 2), 0.5)), torch.zeros(1, 2 * PER, dtype=torch.long), pose)
-    motion, known = true_motion(*told, PER, 16)
+    then = pose[:, None, PER - 1 : PER].repeat(1, 1, 2, 1)
+    told = (Maps(room().solid, torch.full((1, 1, 2), 0.5)), torch.zeros(1, 2 * PER, dtype=torch.long), pose, then)
+    motion, known = true_motion(*told, 16)
     assert known.all()
-    guess = motion.repeat_interleave(2, dim=3).repeat_interleave(2, dim=4)
-    assert motion_error(guess, *told, PER).abs().max() < 1e-6
-    guess[:, 1, 0] += 0.5
-    assert motion_error(guess, *told, PER).flatten().tolist() == pytest.approx([0.0, 0.5, 0.0], abs=1e-5)
+    guess, found = motion.repeat_interleave(2, dim=4).repeat_interleave(2, dim=5), torch.tensor([[[1.0, 0.0]]])
+    assert motion_error(guess, *told, found).abs().max() < 1e-6
+    guess[:, 1, :, 0] += 0.5
+    assert motion_error(guess, *told, found)[0].tolist() == [[0, 0], [pytest.approx(0.5, abs=1e-5), 0], [0, 0]]
+
+
+def test_who_walked_too_far_is_told_nothing():
+    pose = torch.tensor([[7.0, 7.0, 0.0, 0.0]]).repeat(1, 2 * PER, 1)
+    then = pose[:, None, :1] - torch.tensor([5.0, 0.0, 0.0, 0.0])  # five cells behind: more than the ground's distance
+    _, known = true_motion(room(), torch.zeros(1, 2 * PER, dtype=torch.long), pose, then, 16)
+    assert not known[0, 0, 0, 15].any()
+    assert known[0, 0, 0, 8].any()
 
 
 def test_stage_a_teaches_the_motion_through_the_tokens_of_the_network():
@@ -91,8 +106,8 @@ def test_stage_a_teaches_the_motion_through_the_tokens_of_the_network():
     torch.nn.init.normal_(net.head.to_motion.weight, std=0.1)
     pool = ClipPool(Simulator(config.image_size, "cpu", supersample=1), 4, 4 * PER, 60, seed=1, step=4)
     model, index = TeacherPass(net, dense_attend(config, 4, "cpu")), torch.arange(4)
-    loss, found = teacher_loss(model, *pool.clips(index), PER, pool.where(index))
+    loss, found = teacher_loss(model, *pool.clips(index), config, pool.where(index))
     loss.backward()
-    assert set(found) == {"mse", "motion"}
+    assert set(found) == {"mse", "motion", "recalled"}
     for part in (net.head.to_motion.weight.grad, net.head.to_rgb.weight.grad[12:], net.embed.weight.grad):
         assert part.abs().max() > 0

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet  # noqa: E402
 from recipes.tiny_world.rollout import CachedPass, KeptRows, ReferencePlay, draw_noise  # noqa: E402
-from recipes.tiny_world.teacher import TeacherPass, dense_attend  # noqa: E402
+from recipes.tiny_world.teacher import TeacherPass, dense_attend, sources  # noqa: E402
 from recipes.tiny_world.train import tiny_config  # noqa: E402
 
 PER = 3
@@ -40,7 +40,7 @@ def test_a_pass_sees_in_every_layer_what_a_dense_cache_of_its_window_sees(small:
                 plain = net(*alone, caches[row].attend)
                 torch.testing.assert_close(picture[row], plain[0], rtol=0, atol=1e-4)
                 caches[row].blocks.append((k[:, row], v[:, row]))
-            kept.write(k, v, told[4], picture)
+            kept.write(k, v, told[2:], picture)
 
 
 @pytest.mark.parametrize("near", [None, PER, 2 * PER])
@@ -57,7 +57,7 @@ def test_a_play_is_the_pass_over_kept_rows_from_pure_noise(near: int | None):
             noise = draw_noise(shape, seed, number, 0, "cpu")
             expected = CachedPass(net)(noise, torch.ones(rows, PER), *told)[0].clamp(-1, 1) if number else shown
             torch.testing.assert_close(shown, expected, rtol=0, atol=1e-4)
-            kept.write(*CachedPass(net)(shown, torch.zeros(rows, PER), *told)[1:], told[2], shown)
+            kept.write(*CachedPass(net)(shown, torch.zeros(rows, PER), *told)[1:], told, shown)
 
 
 @pytest.mark.parametrize("near", [None, 2 * PER])
@@ -73,11 +73,13 @@ def test_the_masks_of_training_show_a_block_what_a_session_shows_it(near: int | 
             part = slice(number * PER, (number + 1) * PER)
             told = kept.told(keys[:, part], place[:, part])
             expected.append(CachedPass(net)(noised[:, part], torch.ones(1, PER), *told)[0])
-            kept.write(*CachedPass(net)(clip[:, part], torch.zeros(1, PER), *told)[1:], told[2], clip[:, part])
+            kept.write(*CachedPass(net)(clip[:, part], torch.zeros(1, PER), *told)[1:], told, clip[:, part])
         level = torch.ones(1, (blocks - 1) * PER)
         model = TeacherPass(net, dense_attend(config, blocks, "cpu"))
-        before = clip[:, PER - 1 : -PER : PER]
-        found, _ = model(clip[:, :-PER], 0 * level, noised[:, PER:], level, keys, place, before)
+        index, sights = sources(config, keys, place)
+        before = clip[:, index[0] * PER + PER - 1]
+        assert sights[0, 2:, 1, 4].any()  # something was recalled
+        found, _ = model(clip[:, :-PER], 0 * level, noised[:, PER:], level, keys, place, before, sights)
     torch.testing.assert_close(found, torch.cat(expected[1:], dim=1), rtol=0, atol=1e-4)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 
@@ -18,10 +17,10 @@ from realtime_omni.models.tiny_world.network import (  # noqa: E402
     TinyWorldNet,
     gelu,
     poses,
-    reproject,
     rotate,
 )
 from realtime_omni.models.tiny_world.places import PLACES, place_index  # noqa: E402
+from realtime_omni.models.tiny_world.recall import SOURCES  # noqa: E402
 
 SMALL = NetworkConfig(
     image_size=32,
@@ -48,7 +47,7 @@ def small_net(seed: int = 0) -> TinyWorldNet:
 
 
 def inputs(rows: int, frames: int, first_frame: int = 0, seed: int = 1) -> list[torch.Tensor]:
-    """Of `TinyWorldNet.forward`, all but `attend`; the first block follows a random picture, the others `x`."""
+    """Of `TinyWorldNet.forward`, all but `attend`; the blocks' sources are random pictures from near where they look."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, frames, 3, SMALL.image_size, SMALL.image_size, generator=generator)
     t = torch.rand(rows, frames, generator=generator)
@@ -56,10 +55,11 @@ def inputs(rows: int, frames: int, first_frame: int = 0, seed: int = 1) -> list[
     place = torch.randint(0, SMALL.num_places, (rows, frames), generator=generator)
     first, heading = torch.full((rows,), first_frame), torch.zeros(rows, 2, dtype=torch.long)
     pose = poses(first, heading, keys, SMALL.look_limit)
-    last = slice(SMALL.frames_per_block - 1, frames - 1, SMALL.frames_per_block)
-    first_before = torch.rand(rows, 1, 3, SMALL.image_size, SMALL.image_size, generator=generator)
-    before = torch.cat((first_before, x[:, last].tanh()), dim=1)
-    return [x, t, keys, place, pose, before, torch.cat((heading[:, None], pose[:, last, 1:]), dim=1)]
+    blocks = frames // SMALL.frames_per_block
+    before = torch.rand(rows, blocks, SOURCES, 3, SMALL.image_size, SMALL.image_size, generator=generator)
+    headings = pose[:, :: SMALL.frames_per_block, None, 1:].float() + torch.tensor([[0.0, 0.0], [-2.0, 1.0]])
+    way = torch.tensor([[0.0, 0.0, 1.0], [3.0, -1.0, 1.0]]).expand(rows, blocks, -1, -1)
+    return [x, t, keys, place, pose, before, torch.cat((headings, way), dim=-1)]
 
 
 def plain(layer, q, k, v):
@@ -110,7 +110,7 @@ def test_a_batch_of_rows_at_different_frames_equals_each_row_alone():
     net = small_net()
     given = inputs(4, SMALL.frames_per_block)
     apart = torch.tensor([[0, 0, 0], [3, 5, 1], [300, -9, -2], [99_999, 1000, 0]])[:, None]
-    given[4], given[6] = given[4] + apart, given[6] + apart[..., 1:]
+    given[4], given[6][..., :2] = given[4] + apart, given[6][..., :2] + apart[:, None, :, 1:]
     together = net(*given, plain)
     for row in range(4):
         alone = net(*[value[row : row + 1] for value in given], plain)
@@ -124,7 +124,7 @@ def test_a_session_at_frame_100_000_sees_what_one_at_frame_0_sees():
     net = small_net()
     given, apart = inputs(1, 2 * SMALL.frames_per_block), torch.tensor([100_000, 10_007, 0])
     near = net(*given, plain)
-    given[4], given[6] = given[4] + apart, given[6] + apart[1:]
+    given[4], given[6][..., :2] = given[4] + apart, given[6][..., :2] + apart[1:]
     far = net(*given, plain)
     assert torch.isfinite(far).all()
     torch.testing.assert_close(far, near, atol=1e-4, rtol=0)
@@ -142,50 +142,6 @@ def test_a_full_turn_is_no_turn_and_a_small_one_is_seen():
     assert (net(x, t, keys, place, pose + later, *before, plain) - shown).abs().max() > 1e-3
 
 
-def seen(turned: float = 0.0, looked: tuple[float, float] = (0.0, 0.0), motion: tuple[float, float] = (0.0, 0.0)):
-    """`reproject` of a picture 8 x 8 whose two channels are where its pixels are, across and down, -1 to 1; bicubic samples of
-    it are right to a twentieth of a pixel."""
-    at = (torch.arange(8) + 0.5) / 4 - 1
-    picture = torch.stack((at.expand(8, 8), at[:, None].expand(8, 8)))[None]
-    walked = torch.tensor(motion).view(1, 2, 1, 1).expand(1, 2, 8, 8)
-    return reproject(picture, walked, torch.tensor([turned]), torch.tensor([looked]), SMALL.half_fov_tan)
-
-
-def test_who_stands_still_sees_the_picture_before():
-    at = (torch.arange(8) + 0.5) / 4 - 1
-    moved, inside = seen()
-    torch.testing.assert_close(moved[0, 0], at.expand(8, 8))
-    torch.testing.assert_close(moved[0, 1], at[:, None].expand(8, 8))
-    assert inside.all()
-
-
-def test_after_a_turn_to_the_right_a_pixel_is_where_its_direction_was():
-    turned = math.radians(10)
-    moved, inside = seen(turned)
-    at = (torch.arange(8) + 0.5) / 4 - 1
-    direction = torch.atan(at * SMALL.half_fov_tan) + turned
-    expected = direction.tan() / SMALL.half_fov_tan
-    assert inside[0, 0, 3].tolist() == (expected <= 1).float().tolist()
-    torch.testing.assert_close(moved[0, 0, 3, 1:6], expected[1:6], atol=0.02, rtol=0)
-
-
-def test_looking_up_moves_the_picture_down():
-    moved, inside = seen(looked=(0.0, 0.25))
-    at = (torch.arange(8) + 0.5) / 4 - 1
-    torch.testing.assert_close(moved[0, 1, 2:6, 0], at[2:6] - 0.25, atol=1e-5, rtol=0)
-    assert inside[0, 0, :, 0].tolist() == [0.0, *[1.0] * 7]
-
-
-def test_a_step_ahead_makes_what_is_near_larger_and_one_aside_moves_it():
-    """A wall two cells ahead now was at 2.5 before a step of half a cell: 0.25 of its present distance."""
-    at = (torch.arange(8) + 0.5) / 4 - 1
-    moved, _ = seen(motion=(0.25, 0.0))
-    torch.testing.assert_close(moved[0, 0, 3, 1:7], at[1:7] / 1.25, atol=0.02, rtol=0)
-    torch.testing.assert_close(moved[0, 1, 1:7, 3], at[1:7] / 1.25, atol=0.02, rtol=0)
-    moved, _ = seen(motion=(0.0, 0.225))
-    torch.testing.assert_close(moved[0, 0, 3, 1:6], at[1:6] + 0.25, atol=0.02, rtol=0)
-
-
 def test_where_the_moved_picture_is_trusted_it_is_what_is_shown():
     net, given = small_net(), inputs(1, SMALL.frames_per_block)
     with torch.no_grad():
@@ -193,8 +149,14 @@ def test_where_the_moved_picture_is_trusted_it_is_what_is_shown():
             part.weight.zero_()
             part.bias.zero_()
         given[4][..., 1:] = 0  # it looks where it looked
-        net.head.to_rgb.bias[12:] = 30.0
-        torch.testing.assert_close(net(*given, plain), given[5].expand(1, 3, -1, -1, -1), atol=1e-5, rtol=0)
+        given[6][..., :2] = 0
+        for source in range(SOURCES):
+            net.head.to_rgb.bias[12:] = -30.0
+            net.head.to_rgb.bias[12 + 4 * source : 16 + 4 * source] = 30.0
+            shown = net(*given, plain)
+            torch.testing.assert_close(shown, given[5][:, :, source].expand(1, 3, -1, -1, -1), atol=1e-5, rtol=0)
+        given[6][:, :, 1, 4] = 0  # and what is none is not shown
+        assert (net(*given, plain) - given[5][:, :, 1]).abs().max() > 0.1
 
 
 def test_poses_follow_the_keys_and_looking_stops_at_its_limit():
@@ -219,14 +181,15 @@ def test_gelu_is_torch_s_tanh_form():
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("changed", ["keys", "place", "t", "before"])
+@pytest.mark.parametrize("changed", ["keys", "place", "t", "before", "sights"])
 def test_every_condition_reaches_the_picture(changed):
     net = small_net()
     values = dict(
-        zip(("x", "t", "keys", "place", "pose", "before", "heading"), inputs(1, SMALL.frames_per_block), strict=True)
+        zip(("x", "t", "keys", "place", "pose", "before", "sights"), inputs(1, SMALL.frames_per_block), strict=True)
     )
     before = net(*values.values(), plain)
     other = {name: 1 - values[name] for name in ("keys", "t", "before")}
+    other["sights"] = values["sights"] + torch.tensor([0.0, 0.0, 5.0, 5.0, 0.0])
     other["place"] = (values["place"] + 1) % SMALL.num_places
     after = net(*(values | {changed: other[changed]}).values(), plain)
     assert (after - before).abs().max() > 1e-3
@@ -237,6 +200,7 @@ def test_the_commit_pass_shows_attend_the_same_keys_and_values_as_the_full_pass(
     net = small_net()
     full, commit = ([[] for _ in range(SMALL.layers)] for _ in range(2))
     given = inputs(1, SMALL.frames_per_block)
+    given[6][:, :, 1] = 0  # nothing recalled: a clean pass is told of nothing
     net(*given, cached(full))
     net.commit(*given[:5], cached(commit), lambda layer, k, v: commit[layer].append((k, v)))
     for a, b in zip(full, commit, strict=True):
