@@ -10,12 +10,13 @@ import wave
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import av
 import numpy as np
 import pytest
 
-from web.world_page import BROWSER_ARGS, PAGE, PHONE, OpenPage, StartServer, until
+from web.world_page import BROWSER_ARGS, PAGE, PHONE, OpenPage, StartServer, running_server, until
 
 pytestmark = pytest.mark.browser
 
@@ -227,6 +228,33 @@ def test_a_server_that_takes_nobody_in_is_said_and_can_be_tried_again(open_talk:
     talk.page.wait_for_selector("#card-title:has-text('takes no calls now')")
     talk.page.evaluate("window.full = false")
     talk.begin(microphone=False)
+
+
+def test_a_server_that_was_shut_down_is_looked_for_and_talked_to_when_it_is_back(
+    open_talk: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REALTIME_OMNI_API_KEY", KEY)
+    with running_server("puppet", log=tmp_path / "before") as url:
+        talk = open_talk(url + "talk.html")
+        talk.begin(microphone=False)
+    talk.page.wait_for_selector("#card-title:has-text('The server has gone away')")
+    assert talk.page.inner_text("#card-detail") == ""
+    with running_server("puppet", log=tmp_path / "after", port=urlsplit(url).port or 0):
+        talk.page.wait_for_selector("#card-title:has-text('The server is back')")
+        talk.begin(microphone=False)
+
+
+def test_a_call_asked_for_while_the_server_is_away_is_refused_in_words_and_possible_once_it_is_back(
+    open_talk: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REALTIME_OMNI_API_KEY", KEY)
+    with running_server("puppet", log=tmp_path / "before") as url:
+        talk = open_talk(url + "talk.html")
+    talk.page.click("#begin-without")
+    talk.page.wait_for_selector("#card-title:has-text('The server does not answer')")
+    with running_server("puppet", log=tmp_path / "after", port=urlsplit(url).port or 0):
+        talk.page.wait_for_selector("#card-title:has-text('The server is back')")
+        talk.begin(microphone=False)
 
 
 def test_a_server_with_a_world_and_a_voice_links_their_pages(open_talk: Any, url: str) -> None:

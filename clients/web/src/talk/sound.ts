@@ -14,7 +14,7 @@ export interface SoundHooks {
 
 /** A name of messages.ts: what stands between the user and a call. */
 export class SoundError extends Error {
-  constructor(readonly code: "no_permission" | "no_device" | "device_busy" | "insecure" | "no_recording") {
+  constructor(readonly code: "no_permission" | "no_device" | "device_busy" | "insecure" | "no_recording" | "not_loaded") {
     super(code);
   }
 }
@@ -43,8 +43,13 @@ export class Sound {
     if (this.context) return this.context.resume();
     if (!window.isSecureContext) throw new SoundError("insecure");
     const context = new AudioContext({ sampleRate: WIRE_RATE, latencyHint: "interactive" });
+    try {
+      await context.audioWorklet.addModule(workletUrl);
+    } catch {
+      void context.close();
+      throw new SoundError("not_loaded");
+    }
     this.context = context;
-    await context.audioWorklet.addModule(workletUrl);
     this.speaker = new AudioWorkletNode(context, "speaker", { numberOfInputs: 0, outputChannelCount: [1] });
     this.speaker.port.onmessage = ({ data }: MessageEvent<SpeakerTold>) => this.hooks.onSpeaker(data);
     this.speaker.connect(context.destination);

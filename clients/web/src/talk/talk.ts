@@ -1,6 +1,7 @@
 // The Talk page's middle: one call, one sound, one screen, and what each tells the others.
 
-import { apiKey, fetchModels, KeyWanted, Refused, type ModelInfo, type Voice } from "../api";
+import { apiKey, fetchModels, KeyWanted, Refused, serverAnswers, type ModelInfo, type Voice } from "../api";
+import { Returning } from "../returning";
 import { showTabs } from "../tabs";
 import { Captions } from "./captions";
 import { toBase64, type VoiceEvent } from "./events";
@@ -16,6 +17,7 @@ const ACK_EVERY_MS = 200;
 const REFRESH_MS = 50;
 const SHORTEST_PRESS_MS = 200; // shorter, nothing can have been said
 const METER_FALL = 0.8; // a refresh
+const SHUTDOWN = "server_shutdown"; // why a server that stops closes the socket
 const LINKS = { connecting: ["Connecting", "busy"], open: ["Live", "good"], waiting: ["Reconnecting", "busy"], off: ["Not connected", "idle"] } as const;
 
 export class Talk {
@@ -41,6 +43,10 @@ export class Talk {
     onLink: (link) => this.linked(link),
     onEvent: (event) => this.received(event),
     onGone: (why, detail) => void this.gone(why, detail),
+  });
+  private readonly returning = new Returning({
+    answers: () => serverAnswers(this.base),
+    onBack: () => void this.serverIsBack(),
   });
   private model: ModelInfo | null = null;
   private timing = new Timing();
@@ -79,6 +85,7 @@ export class Talk {
       this.screen.link(error instanceof KeyWanted ? "Key wanted" : "No connection", "bad");
       if (error instanceof KeyWanted) this.screen.askKey(apiKey.get() ? "The server did not accept this key." : "The server wants an API key. It stays in this tab.");
       else this.screen.card(notice(error instanceof Refused ? "origin_refused" : "unreachable"));
+      if (!(error instanceof KeyWanted || error instanceof Refused)) this.returning.begin();
       return false;
     }
     if (!this.model) {
@@ -117,6 +124,7 @@ export class Talk {
     } catch (error) {
       return this.fail(error);
     }
+    this.returning.stop();
     if (!this.model && !(await this.find())) return;
     this.timing = new Timing();
     this.captionsOf = new Captions();
@@ -126,9 +134,10 @@ export class Talk {
     this.socket.start();
   }
 
-  private fail(error: unknown): void {
+  private async fail(error: unknown): Promise<void> {
+    const code = error instanceof SoundError ? error.code : "insecure";
     this.screen.phase("idle");
-    this.screen.card(notice(error instanceof SoundError ? error.code : "insecure"));
+    if (code !== "not_loaded" || (await this.find())) this.screen.card(notice(code));
   }
 
   private end(): void {
@@ -143,6 +152,13 @@ export class Talk {
     this.sound.close();
     this.screen.phase("idle");
     this.screen.card(notice(code), detail);
+    if (code === SHUTDOWN || code === "lost") this.returning.begin();
+  }
+
+  private async serverIsBack(): Promise<void> {
+    if (!(await this.find())) return;
+    this.screen.link("Ready", "good");
+    this.screen.card(notice("back"));
   }
 
   private changeMode(mode: Mode): void {
@@ -309,7 +325,8 @@ export class Talk {
 
   /** A browser hides why an upgrade was refused; the server's HTTP side tells whether a key is wanted or nobody is there. */
   private async gone(why: "refused" | "lost" | "ended", detail: string): Promise<void> {
-    this.over(why, detail);
+    if (detail === SHUTDOWN) this.over(SHUTDOWN);
+    else this.over(why, detail);
     if (why === "refused" && (await this.find())) this.screen.card(notice(why));
   }
 
