@@ -105,7 +105,7 @@ export function waitingNotice(retryInMs: number, lostForMs: number, keptS: numbe
     const title = reachable ? "The server takes no one in now" : "The server does not answer";
     return { title, text: `${wait} A walk begins as soon as it does.`, actions: ["retry"], tone: "busy" };
   }
-  if (lostForMs < keptS * 1000) return { title: "Reconnecting", text: `Your walk is kept. ${wait}`, actions: ["retry"], tone: "busy" };
+  if (lostForMs < keptS * 1000) return { title: "Reconnecting", text: `A server that still runs keeps your walk. ${wait}`, actions: ["retry"], tone: "busy" };
   const text = `Your walk was kept for ${Math.round(keptS)} s, and that time is over. ${wait}`;
   return { title: "The server does not answer", text, actions: ["retry", "restart"], tone: "busy" };
 }
