@@ -118,7 +118,7 @@ class KeptRows:
             torch.zeros(rows, device=device, dtype=torch.long),
             torch.zeros(rows, slots + 1, 3, config.image_size, config.image_size, device=device),
             torch.zeros(rows, slots + 1, 2, device=device, dtype=torch.long),
-            torch.zeros(rows, slots + 1, 2, device=device, dtype=torch.float64),
+            torch.zeros(rows, slots + 1, 3, device=device, dtype=torch.float64),
             torch.zeros(rows, slots + 1, device=device, dtype=torch.long),
             slots,
             config.look_limit,
@@ -140,7 +140,7 @@ class KeptRows:
         return poses(self.block * keys_BFK.shape[1], self.headings[self.newest], keys_BFK, self.look_limit)
 
     def at(self, keys_BFK: Tensor, pose_BF3: Tensor) -> Tensor:
-        """Where the rows' next block ends, [B, 2]."""
+        """Where the rows' next block ends, [B, 3] of `recall.walked`."""
         return walked(self.ats[self.newest], keys_BFK, pose_BF3[..., 1], self.turn_steps)[:, -1]
 
     def told(self, keys_BFK: Tensor, place_BF: Tensor) -> tuple[Tensor, ...]:
@@ -195,7 +195,7 @@ class ReferencePlay:
         self.kept = [deque[tuple[Tensor, Tensor]](maxlen=seen) for _, seen in behind]
         self.dense = [dense for dense, _ in behind]
         self.heading = torch.zeros(rows, 2, device=device, dtype=torch.long)
-        self.at = torch.zeros(rows, 2, device=device, dtype=torch.float64)
+        self.at = torch.zeros(rows, 3, device=device, dtype=torch.float64)
         self.past = deque[tuple[Tensor, ...]](maxlen=config.window_frames // config.frames_per_block)
         self.number = 0
 

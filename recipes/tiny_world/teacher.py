@@ -107,16 +107,18 @@ class TeacherPass(nn.Module):
         relations = torch.cat((torch.zeros_like(relations), relations), dim=1)
         h, condition = self.net.trunk(x, t, told[0], told[1], told[2], self.attend, told=relations)
         later = slice(context.shape[1], None)
-        return self.net.decode(h[:, later], condition[:, later], pose[:, per_block:], before, sights)
+        return self.net.decode(
+            h[:, later], condition[:, later], keys[:, per_block:], pose[:, per_block:], before, sights
+        )
 
 
 def sources(config: NetworkConfig, keys: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
     """What the blocks of a clip, from the second on, are shown of those before: (their numbers [B, blocks - 1, SOURCES], their
-    `sights` [B, blocks - 1, SOURCES, 5])."""
+    `sights` [B, blocks - 1, SOURCES, 6])."""
     B, F, per = *place.shape, config.frames_per_block
     blocks, device = F // per, place.device
-    begin = torch.zeros(B, 2, dtype=torch.long, device=device)
-    pose = poses(begin[:, 0], begin, keys, config.look_limit)
+    begin = torch.zeros(B, 3, dtype=torch.long, device=device)
+    pose = poses(begin[:, 0], begin[:, :2], keys, config.look_limit)
     at = walked(begin.double(), keys, pose[..., 1], config.turn_steps)
     ends = [value[:, per - 1 :: per] for value in (pose[..., 1:], at, place)]
     number = torch.arange(blocks, device=device)

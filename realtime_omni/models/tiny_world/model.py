@@ -94,7 +94,7 @@ class Remembered:
 
     picture: Tensor
     heading: Heading
-    at: tuple[float, float]
+    at: tuple[float, float, float]
     place: int
 
 
@@ -113,7 +113,7 @@ class TinyWorldState:
 
 class _SavedSight(msgspec.Struct, forbid_unknown_fields=True):
     heading: Heading
-    at: tuple[float, float]
+    at: tuple[float, float, float]
     place: Annotated[int, Meta(ge=0, lt=len(PLACES))]
 
 
@@ -303,7 +303,7 @@ class TinyWorld:
         frames = self.config.frames_per_block
         still = torch.zeros(frames, len(KEYS), device=self._device, dtype=self._dtype)
         start = Unwritten(picture_CHW.expand(frames, -1, -1, -1), still, place, heading=(0, 0), chunk=-1)
-        return TinyWorldState(place, (Remembered(picture_CHW, (0, 0), (0.0, 0.0), place),), start)
+        return TinyWorldState(place, (Remembered(picture_CHW, (0, 0), (0.0, 0.0, 0.0), place),), start)
 
     @property
     def _blocks(self) -> int:
@@ -327,20 +327,20 @@ class TinyWorld:
         return held
 
     def _sources(
-        self, past: Sequence[Remembered], heading_2: Tensor, at_2: Tensor, place: int
+        self, past: Sequence[Remembered], heading_2: Tensor, at_3: Tensor, place: int
     ) -> tuple[Tensor, Tensor]:
-        """(pictures [SOURCES, 3, H, W] in [-1, 1], their sights [SOURCES, 5]) of a block that ends there, in `place`."""
+        """(pictures [SOURCES, 3, H, W] in [-1, 1], their sights [SOURCES, 6]) of a block that ends there, in `place`."""
         remembered = Past(
             torch.tensor([[one.heading for one in past]]),
             torch.tensor([[one.at for one in past]], dtype=torch.float64),
             torch.tensor([[one.place for one in past]]),
             torch.arange(len(past), 0, -1)[None],
         )
-        index, seen = recall(remembered, heading_2[None], at_2[None], torch.tensor([place]), self.config.turn_steps)
+        index, seen = recall(remembered, heading_2[None], at_3[None], torch.tensor([place]), self.config.turn_steps)
         return torch.stack([past[i].picture for i in index[0].tolist()]), seen[0].to(self._device)
 
     def _end(self, state: TinyWorldState, keys_FK: Tensor) -> tuple[Tensor, Tensor]:
-        """(heading [2] long, position [2] float64) of the last frame of a block under `keys`, on the CPU."""
+        """(heading [2] long, position [3] float64) of the last frame of a block under `keys`, on the CPU."""
         keys, last = keys_FK[None].cpu(), state.past[-1]
         pose = poses(torch.zeros(1, dtype=torch.long), torch.tensor([last.heading]), keys, self.config.look_limit)
         at = walked(torch.tensor([last.at], dtype=torch.float64), keys, pose[..., 1], self.config.turn_steps)
@@ -370,7 +370,7 @@ class TinyWorld:
         heading, at = end
         turned, looked = heading.tolist()
         after = (turned % self.config.turn_steps, looked)
-        last = Remembered(picture_FCHW[-1].clone(), after, (at[0].item(), at[1].item()), place)
+        last = Remembered(picture_FCHW[-1].clone(), after, (at[0].item(), at[1].item(), at[2].item()), place)
         block = Unwritten(picture_FCHW, keys_FK, place, row.state.heading, row.tick.chunk_index)
         state = TinyWorldState(place, (*row.state.past, last)[-self._blocks :], block)
         return RowOutput(ChunkMetadata.from_tick(row.tick), tuple(artifacts), state)

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from realtime_omni.models.tiny_world.recall import SOURCES, relation, reproject
+from realtime_omni.models.tiny_world.recall import SOURCES, relation, reproject, stood
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """`attend(layer, q, k, v)`: each [B, T, heads, head_dim], q and k rotated; returns the same shape."""
@@ -48,6 +48,9 @@ NOISE_FREQUENCIES = 64
 MOTION_CHANNELS = 12
 MOST_TRUST = 20.0
 UNTRUSTED = -3.0  # logit of a moved picture against what is drawn, in new weights
+RETURNED = 8.0
+"""Added to the logit of a recalled picture where the eye stands where it stood: what was there before holds against what the
+last picture has of it, which the network may have drawn since."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,9 +254,11 @@ class Head(nn.Module):
         nn.init.zeros_(self.to_rgb.weight[12:])
         nn.init.constant_(cast("Tensor", self.to_rgb.bias)[12:], UNTRUSTED)
 
-    def forward(self, h_BFND: Tensor, move: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """(pictures [B, F, 3, H, W], motion [B, F, SOURCES, 2, H, W]); `move` is `reproject` of the sources: of motion
-        [B * F * SOURCES, 2, H, W]."""
+    def forward(
+        self, h_BFND: Tensor, stood_BFS: Tensor, move: Callable[[Tensor], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """(pictures [B, F, 3, H, W], motion [B, F, SOURCES, 2, H, W]); `stood` of `recall`; `move` is `reproject` of the
+        sources: of motion [B * F * SOURCES, 2, H, W]."""
         B, F = h_BFND.shape[:2]
         x = self.spread(h_BFND).view(B * F, self.grid, self.grid, self.cell, self.cell, -1)
         x = x.permute(0, 5, 1, 3, 2, 4).reshape(B * F, -1, self.grid * self.cell, self.grid * self.cell)
@@ -261,13 +266,15 @@ class Head(nn.Module):
         x = functional.pixel_shuffle(self.to_detail(x), 2)
         x, motion = x[:, :-MOTION_CHANNELS], x[:, -MOTION_CHANNELS:]
         motion = functional.pixel_shuffle(self.to_motion(functional.silu(motion)), 2).float()
-        motion = motion.view(B * F * SOURCES, 2, *motion.shape[2:])
+        here = stood_BFS.view(B * F, SOURCES, 1, 1).to(motion.dtype)
+        motion = motion.view(B * F * SOURCES, 2, *motion.shape[2:]) * (1 - here).view(-1, 1, 1, 1)
         moved, inside = (part.view(B * F, SOURCES, *part.shape[1:]) for part in move(motion))
         x = x + self.detail(functional.silu(x))
         shown = functional.pixel_unshuffle((moved * inside).flatten(1, 2), 2)
         x = functional.silu(x + self.compare(torch.cat((functional.silu(x), shown.to(x.dtype)), dim=1)))
         drawn = functional.pixel_shuffle(self.to_rgb(x), 2).to(moved.dtype)
-        share = drawn[:, 3:].clamp_max(MOST_TRUST).exp() * inside[:, :, 0]  # against 1 for what is drawn
+        trust = torch.cat((drawn[:, 3:4], drawn[:, 4:] + RETURNED * here[:, 1:]), dim=1)
+        share = trust.clamp_max(MOST_TRUST).exp() * inside[:, :, 0]  # against 1 for what is drawn
         picture = (drawn[:, :3] + (share[:, :, None] * moved).sum(1)) / (1 + share.sum(1, keepdim=True))
         return picture.view(B, F, *picture.shape[1:]), motion.view(B, F, SOURCES, *motion.shape[1:])
 
@@ -314,10 +321,10 @@ class TinyWorldNet(nn.Module):
         0 or 1 in the order w a s d i j k l, held while the frame came about; place [B, F] long;
         pose [B, F, 3] long as `poses` gives it. F is a multiple of frames_per_block. What each of the
         F / frames_per_block blocks may be taken from: before [B, blocks, SOURCES, 3, H, W] and
-        sights [B, blocks, SOURCES, 5] as `recall.sights` gives them.
+        sights [B, blocks, SOURCES, 6] as `recall.sights` gives them.
         """
         h, condition = self.trunk(x, t, keys, place, pose, attend, told=relation(sights, self.config.turn_steps))
-        return self.decode(h, condition, pose, before, sights)[0]
+        return self.decode(h, condition, keys, pose, before, sights)[0]
 
     def commit(
         self, x: Tensor, t: Tensor, keys: Tensor, place: Tensor, pose: Tensor, attend: Attend, write: Write
@@ -354,7 +361,7 @@ class TinyWorldNet(nn.Module):
         return h, condition
 
     def decode(
-        self, h_BFND: Tensor, condition_BFD: Tensor, pose_BF3: Tensor, before: Tensor, sights: Tensor
+        self, h_BFND: Tensor, condition_BFD: Tensor, keys_BFK: Tensor, pose_BF3: Tensor, before: Tensor, sights: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(pictures [B, F, 3, H, W], their motion [B, F, SOURCES, 2, H, W]); see `reproject`."""
         config = self.config
@@ -368,7 +375,8 @@ class TinyWorldNet(nn.Module):
             moved, inside = reproject(shown, motion_N2HW, turned.flatten(), looked.flatten(0, 2), config.half_fov_tan)
             return moved, inside * then[..., 4].flatten()[:, None, None, None]
 
-        found: tuple[Tensor, Tensor] = self.head(modulate(self.norm(h_BFND), shift, scale), move)
+        h_BFND = modulate(self.norm(h_BFND), shift, scale)
+        found: tuple[Tensor, Tensor] = self.head(h_BFND, stood(sights, keys_BFK), move)
         return found
 
     def condition(self, t: Tensor, keys: Tensor, place: Tensor, told: Tensor | None = None) -> Tensor:

@@ -82,7 +82,7 @@ class PlainWorld:
         c = net.config
         windows = c.layer_windows or (c.window_frames,) * c.layers
         self.caches = [DenseCache(c.sink_frames, window, c.tokens_per_frame, c.dense_frames) for window in windows]
-        self.frame, self.heading, self.at = 0, torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 2).double()
+        self.frame, self.heading, self.at = 0, torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 3).double()
         self.past: list[tuple[torch.Tensor, ...]] = []
         still = torch.zeros(1, FRAMES, len(KEYS))
         self._write(start.expand(1, FRAMES, -1, -1, -1), still, chunk=-1)

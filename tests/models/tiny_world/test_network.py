@@ -58,7 +58,7 @@ def inputs(rows: int, frames: int, first_frame: int = 0, seed: int = 1) -> list[
     blocks = frames // SMALL.frames_per_block
     before = torch.rand(rows, blocks, SOURCES, 3, SMALL.image_size, SMALL.image_size, generator=generator)
     headings = pose[:, :: SMALL.frames_per_block, None, 1:].float() + torch.tensor([[0.0, 0.0], [-2.0, 1.0]])
-    way = torch.tensor([[0.0, 0.0, 1.0], [3.0, -1.0, 1.0]]).expand(rows, blocks, -1, -1)
+    way = torch.tensor([[0.0, 0.0, 1.0, 1.0], [3.0, -1.0, 1.0, 0.0]]).expand(rows, blocks, -1, -1)
     return [x, t, keys, place, pose, before, torch.cat((headings, way), dim=-1)]
 
 
@@ -159,6 +159,23 @@ def test_where_the_moved_picture_is_trusted_it_is_what_is_shown():
         assert (net(*given, plain) - given[5][:, :, 1]).abs().max() > 0.1
 
 
+@torch.inference_mode()
+def test_who_comes_back_without_a_step_sees_what_was_there_and_not_what_the_last_picture_has_of_it():
+    net, given = small_net(), inputs(1, SMALL.frames_per_block)
+    net.head.to_rgb.weight.zero_()
+    net.head.to_rgb.bias[:12], net.head.to_rgb.bias[12:] = 0.0, 10.0  # both are trusted alike
+    net.head.to_motion.bias.fill_(0.4)  # and a motion is guessed
+    given[2].zero_()
+    given[4][..., 1:], given[6][..., :2] = 0, 0
+    last, earlier = given[5][0, 0]
+    given[6][:, :, 1, 5] = 1
+    torch.testing.assert_close(net(*given, plain)[0], earlier.expand(3, -1, -1, -1), atol=1e-2, rtol=0)
+    given[2][:, 1, KEYS.index("w")] = 1
+    shown = net(*given, plain)[0]
+    torch.testing.assert_close(shown[0], earlier, atol=1e-2, rtol=0)
+    assert min((shown[1:] - one).abs().mean() for one in (last, earlier)) > 0.1
+
+
 def test_poses_follow_the_keys_and_looking_stops_at_its_limit():
     keys = torch.zeros(1, 9, 8)
     keys[0, :3, KEYS.index("l")] = keys[0, 3, KEYS.index("j")] = 1
@@ -189,7 +206,7 @@ def test_every_condition_reaches_the_picture(changed):
     )
     before = net(*values.values(), plain)
     other = {name: 1 - values[name] for name in ("keys", "t", "before")}
-    other["sights"] = values["sights"] + torch.tensor([0.0, 0.0, 5.0, 5.0, 0.0])
+    other["sights"] = values["sights"] + torch.tensor([0.0, 0.0, 5.0, 5.0, 0.0, 0.0])
     other["place"] = (values["place"] + 1) % SMALL.num_places
     after = net(*(values | {changed: other[changed]}).values(), plain)
     assert (after - before).abs().max() > 1e-3

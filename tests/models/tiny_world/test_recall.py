@@ -17,6 +17,7 @@ from realtime_omni.models.tiny_world.recall import (  # noqa: E402
     recall,
     relation,
     reproject,
+    stood,
     walked,
 )
 
@@ -35,30 +36,36 @@ def keys(*frames: str) -> torch.Tensor:
 def path(*frames: str) -> list[list[float]]:
     pressed = keys(*frames)
     pose = poses(torch.zeros(1).long(), torch.zeros(1, 2).long(), pressed, 6)
-    return walked(torch.zeros(1, 2).double(), pressed, pose[..., 1], TURN_STEPS)[0].tolist()
+    return walked(torch.zeros(1, 3).double(), pressed, pose[..., 1], TURN_STEPS)[0].tolist()
 
 
 def test_who_walks_stands_where_the_keys_say():
     steps = [[1, 0], [2, 0], [1, 0], [1, 0], [1, 1], [1, 0]]
     for got, expected in zip(path("w", "w", "s", "", "d", "a"), steps, strict=True):
-        assert got == pytest.approx(expected)
-    assert path("wd")[0] == pytest.approx([0.5**0.5] * 2)  # together they share the length
-    right = path(*["l"] * 18, "w")[-1]  # a quarter turn to the right, and a step
+        assert got[:2] == pytest.approx(expected)
+    assert path("wd")[0][:2] == pytest.approx([0.5**0.5] * 2)  # together they share the length
+    right = path(*["l"] * 18, "w")[-1][:2]  # a quarter turn to the right, and a step
     assert right == pytest.approx([0, 1], abs=1e-9)
-    assert path("lw")[0] == pytest.approx(
+    assert path("lw")[0][:2] == pytest.approx(
         [math.cos(math.radians(5)), math.sin(math.radians(5))]
     )  # it turns, then steps
 
 
+def test_the_way_walked_grows_with_every_step_there_and_back_and_not_with_turns_or_with_keys_that_cancel():
+    assert [at[2] for at in path("w", "l", "s", "ws", "i", "ad", "wd")] == pytest.approx([1, 1, 2, 2, 2, 2, 2 + 2**0.5])
+
+
 def past(*sights: tuple[int, int, float, float, int], ages: list[int] | None = None) -> Past:
+    """Of (turned, looked, x, y, place), all of the same way walked."""
     table = torch.tensor([sights], dtype=torch.float64)
     ages = ages or list(range(len(sights), 0, -1))
-    return Past(table[..., :2].long(), table[..., 2:4], table[..., 4].long(), torch.tensor([ages]))
+    at = torch.cat((table[..., 2:4], torch.zeros_like(table[..., :1])), dim=-1)
+    return Past(table[..., :2].long(), at, table[..., 4].long(), torch.tensor([ages]))
 
 
 def recalled(of: Past, turned: int = 0, looked: int = 0, x: float = 0, y: float = 0, place: int = 0):
     index, sights = recall(
-        of, torch.tensor([[turned, looked]]), torch.tensor([[x, y]]).double(), torch.tensor([place]), TURN_STEPS
+        of, torch.tensor([[turned, looked]]), torch.tensor([[x, y, 0.0]]).double(), torch.tensor([place]), TURN_STEPS
     )
     return index[0].tolist(), sights[0]
 
@@ -101,10 +108,25 @@ def test_where_nothing_fits_nothing_is_recalled(of: Past):
 def test_the_relation_is_the_turn_since_and_the_way_as_the_recalled_picture_looks():
     _, sights = recalled(past((18, 0, 4, 0, 0), (20, 0, 4, 10, 0)), 20, x=4.0, y=10.0)
     assert sights[1, :2].tolist() == [18, 0]
-    assert sights[1, 2:].tolist() == pytest.approx([10, 0, 1], abs=1e-5)  # it looked right, and went that way
+    assert sights[1, 2:5].tolist() == pytest.approx([10, 0, 1], abs=1e-5)  # it looked right, and went that way
     turn = math.radians(10)
     expected = [math.sin(turn), math.cos(turn), 1, 0, 1]
     assert relation(sights[None, None], TURN_STEPS).flatten().tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_frame_is_seen_from_where_a_picture_was_until_somebody_walks():
+    """Walking to and fro ends elsewhere, too, where a wall stood in the way: the same numbers are no proof."""
+    of = past((0, 0, 0, 0, 0), (3, 0, 0, 0, 0))
+    _, still = recalled(of, 0)
+    assert stood(still[None, None], keys("l", "i", "ws"))[0].tolist() == [[True, True]] * 3
+    assert stood(still[None, None], keys("l", "w", "l"))[0].tolist() == [[True, True], [False, False], [False, False]]
+    of.at[:, 0, 2] = -2  # a step there and a step back since the other
+    _, moved = recalled(of, 0)
+    assert stood(moved[None, None], keys("l", "", ""))[0].tolist() == [[True, False]] * 3
+    _, none = recalled(past((40, 0, 0, 0, 0), (3, 0, 0, 0, 0)), 0)
+    assert stood(none[None, None], keys("l", "", ""))[0].tolist() == [[True, False]] * 3
+    two = torch.stack((still, moved))[None]
+    assert stood(two, keys("", "", "w", "", "", ""))[0, :, 1].tolist() == [True, True, False, False, False, False]
 
 
 def seen(turned: float = 0.0, looked: tuple[float, float] = (0.0, 0.0), motion: tuple[float, float] = (0.0, 0.0)):
