@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet, poses
-from realtime_omni.models.tiny_world.recall import Past, recall, walked
 from realtime_omni.models.tiny_world.sampler import schedule, step
 
 Rollout = Callable[[Tensor, Tensor, Tensor, int], Tensor]
@@ -44,8 +43,6 @@ class CachedPass(nn.Module):
         keys: Tensor,
         place: Tensor,
         pose: Tensor,
-        before: Tensor,
-        sights: Tensor,
         kept_k_LBShd: Tensor,
         kept_v_LBShd: Tensor,
         valid_BS: Tensor,
@@ -68,7 +65,7 @@ class CachedPass(nn.Module):
             v = torch.cat((kept_v_LBShd[layer][row, slot].to(v.dtype), v), dim=1).transpose(1, 2)
             return functional.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask).transpose(1, 2)
 
-        x0 = self.net(x, t, keys, place, pose, before, sights, attend)
+        x0 = self.net(x, t, keys, place, pose, attend)
         return x0, torch.stack(new_k), torch.stack(new_v)
 
     def _view(self, window: int, block_B: Tensor, slots: int) -> tuple[Tensor, Tensor]:
@@ -91,20 +88,15 @@ class CachedPass(nn.Module):
 
 @dataclasses.dataclass
 class KeptRows:
-    """The kept blocks of B rows: a ring of `slots` blocks per row, each row at its own block number, and a ring, one longer, of
-    their last pictures [B, slots + 1, 3, H, W] in [-1, 1], with where each looks, stood and is."""
+    """The kept blocks of B rows: a ring of `slots` blocks per row, each row at its own block number and `heading` [B, 2]."""
 
     k: Tensor
     v: Tensor
     valid: Tensor
     block: Tensor
-    pictures: Tensor
-    headings: Tensor
-    ats: Tensor
-    places: Tensor
+    heading: Tensor
     slots: int
     look_limit: int
-    turn_steps: int
 
     @classmethod
     def empty(cls, config: NetworkConfig, rows: int, device: torch.device | str, dtype: torch.dtype) -> KeptRows:
@@ -116,49 +108,18 @@ class KeptRows:
             torch.zeros(shape, device=device, dtype=dtype),
             torch.zeros(rows, tokens, device=device, dtype=torch.bool),
             torch.zeros(rows, device=device, dtype=torch.long),
-            torch.zeros(rows, slots + 1, 3, config.image_size, config.image_size, device=device),
-            torch.zeros(rows, slots + 1, 2, device=device, dtype=torch.long),
-            torch.zeros(rows, slots + 1, 3, device=device, dtype=torch.float64),
-            torch.zeros(rows, slots + 1, device=device, dtype=torch.long),
+            torch.zeros(rows, 2, device=device, dtype=torch.long),
             slots,
             config.look_limit,
-            config.turn_steps,
         )
-
-    @property
-    def newest(self) -> tuple[Tensor, Tensor]:
-        """Index of the rows' latest pictures; before a row's first block it shows one of nothing."""
-        return torch.arange(len(self.block), device=self.block.device), (self.block - 1) % (self.slots + 1)
-
-    @property
-    def picture(self) -> Tensor:
-        """The rows' latest pictures [B, 3, H, W] in [-1, 1]."""
-        return self.pictures[self.newest]
 
     def pose(self, keys_BFK: Tensor) -> Tensor:
         """Poses [B, F, 3] of the rows' next block."""
-        return poses(self.block * keys_BFK.shape[1], self.headings[self.newest], keys_BFK, self.look_limit)
+        return poses(self.block * keys_BFK.shape[1], self.heading, keys_BFK, self.look_limit)
 
-    def at(self, keys_BFK: Tensor, pose_BF3: Tensor) -> Tensor:
-        """Where the rows' next block ends, [B, 3] of `recall.walked`."""
-        return walked(self.ats[self.newest], keys_BFK, pose_BF3[..., 1], self.turn_steps)[:, -1]
-
-    def told(self, keys_BFK: Tensor, place_BF: Tensor) -> tuple[Tensor, ...]:
-        """What `CachedPass` is told of the rows' next block beside its pictures and levels; the third is its poses."""
-        pose, count = self.pose(keys_BFK), self.slots + 1
-        age = (self.block[:, None] - 1 - torch.arange(count, device=pose.device)) % count + 1
-        past = Past(self.headings, self.ats, self.places, torch.where(age <= self.block[:, None], age, 0))
-        index, sights = recall(past, pose[:, -1, 1:], self.at(keys_BFK, pose), place_BF[:, -1], self.turn_steps)
-        before = self.pictures[torch.arange(len(index), device=index.device)[:, None], index]
-        return keys_BFK, place_BF, pose, before[:, None], sights[:, None], self.k, self.v, self.valid
-
-    def write(self, k_LBThd: Tensor, v_LBThd: Tensor, told: tuple[Tensor, ...], shown: Tensor) -> None:
-        """Keep a block per row, of the pictures `shown` as it was `told`, in the slot of its block number, over the oldest."""
-        keys, place, pose = told[:3]
-        at = self.at(keys, pose)
-        slot = (torch.arange(len(self.block), device=self.block.device), self.block % (self.slots + 1))
-        self.pictures[slot], self.headings[slot] = shown[:, -1], pose[:, -1, 1:]
-        self.ats[slot], self.places[slot] = at, place[:, -1]
+    def write(self, k_LBThd: Tensor, v_LBThd: Tensor, pose_BF3: Tensor) -> None:
+        """Keep a block per row in the slot of its block number, over the oldest."""
+        self.heading = pose_BF3[:, -1, 1:].clone()
         tokens = k_LBThd.shape[2]
         row = torch.arange(len(self.block), device=self.block.device)[:, None]
         place = (self.block % self.slots)[:, None] * tokens + torch.arange(tokens, device=self.block.device)
@@ -171,8 +132,7 @@ class KeptRows:
         """Forget the rows marked in `rows` [B] bool."""
         self.valid &= ~rows[:, None]
         self.block.masked_fill_(rows, 0)
-        self.headings.masked_fill_(rows[:, None, None], 0)
-        self.ats.masked_fill_(rows[:, None, None], 0)
+        self.heading = torch.where(rows[:, None], 0, self.heading)
 
 
 def draw_noise(shape: tuple[int, ...], seed: int, block: int, index: int, device: torch.device | str) -> Tensor:
@@ -195,8 +155,6 @@ class ReferencePlay:
         self.kept = [deque[tuple[Tensor, Tensor]](maxlen=seen) for _, seen in behind]
         self.dense = [dense for dense, _ in behind]
         self.heading = torch.zeros(rows, 2, device=device, dtype=torch.long)
-        self.at = torch.zeros(rows, 3, device=device, dtype=torch.float64)
-        self.past = deque[tuple[Tensor, ...]](maxlen=config.window_frames // config.frames_per_block)
         self.number = 0
 
     @torch.inference_mode()
@@ -206,23 +164,14 @@ class ReferencePlay:
         first = torch.full((rows,), self.number * per, device=self.device)
         pose = poses(first, self.heading, keys_BFK, self.config.look_limit)
         told = (keys_BFK.float(), places_BF, pose)
-        at = walked(self.at, keys_BFK, pose[..., 1], self.config.turn_steps)[:, -1]
-        frames = self._sample(rows, (*told, *self._sources(pose[:, -1, 1:], at, places_BF))) if given is None else given
+        frames = self._sample(rows, told) if given is None else given
         level = frames.new_full((rows, per), self.config.context_noise)
         self.net.commit(frames, level, *told, self._attend_and_keep, self._keep)
-        self.heading, self.at = pose[:, -1, 1:], at
-        self.past.append((frames[:, -1], self.heading, at, places_BF[:, -1]))
+        self.heading = pose[:, -1, 1:]
         self.number += 1
         return frames
 
-    def _sources(self, heading_B2: Tensor, at_B2: Tensor, places_BF: Tensor) -> tuple[Tensor, Tensor]:
-        pictures, *ends = (torch.stack(part, dim=1) for part in zip(*self.past, strict=True))
-        age = torch.arange(len(self.past), 0, -1, device=self.device).expand(len(pictures), -1)
-        index, sights = recall(Past(*ends, age), heading_B2, at_B2, places_BF[:, -1], self.config.turn_steps)
-        row = torch.arange(len(index), device=self.device)[:, None]
-        return pictures[row, index][:, None], sights[:, None]
-
-    def _sample(self, rows: int, told: tuple[Tensor, ...]) -> Tensor:
+    def _sample(self, rows: int, told: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         size = self.config.image_size
         shape = (rows, self.config.frames_per_block, 3, size, size)
         x = draw_noise(shape, self.seed, self.number, 0, self.device)

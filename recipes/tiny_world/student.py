@@ -37,12 +37,13 @@ YIELD = 0.7  # of it is taken away where the truth has its full weight: what is 
 
 @dataclasses.dataclass
 class Bank:
-    """Rows that roll on, and which clip each follows."""
+    """Rows that roll on: which clip a row follows, its true blocks left, the frame before the next block."""
 
     kept: KeptRows
     clip: Tensor
     given: Tensor
     life: Tensor
+    last: Tensor
     place: Tensor
     tune: Tensor
     beat: Tensor
@@ -61,7 +62,7 @@ class Bank:
     def fresh(
         cls, config: NetworkConfig, pool: ClipPool, rows: int, expected: Tensor, max_life: int = MAX_LIFE
     ) -> Bank:
-        device = pool.frames.device
+        device, size = pool.frames.device, config.image_size
         kept = KeptRows.empty(config, rows, device, torch.bfloat16)
         long = torch.zeros(rows, dtype=torch.long, device=device)
         bank = cls(
@@ -69,6 +70,7 @@ class Bank:
             long,
             long.clone(),
             long.clone(),
+            torch.zeros(rows, 3, size, size, device=device),
             long.clone(),
             long.clone(),
             torch.full_like(long, pool.frames.shape[1]),
@@ -138,7 +140,7 @@ class Bank:
 
     def turned_away(self, keys: Tensor) -> Tensor:
         """`keys` [B, F, 8], or the one that turns a row away from a picture that is plain for its place."""
-        plain = (self.way >= 0) & (gradient_energy(self.kept.picture) < PLAIN * self.expected[self.place])
+        plain = (self.way >= 0) & (gradient_energy(self.last) < PLAIN * self.expected[self.place])
         turning = torch.nn.functional.one_hot(self.way.clamp_min(0), keys.shape[-1]).to(keys.dtype)
         return torch.where(plain[:, None, None], turning[:, None], keys)
 
@@ -171,7 +173,7 @@ class Student:
         """Judge, then the network's gradients (left in .grad), then the rows move on by one block."""
         per, bank, kept = self.config.frames_per_block, self.bank, self.bank.kept
         truth, keys, place, known = bank.told(self.pool, per)
-        told = kept.told(keys, place)
+        told = (keys, place, kept.pose(keys), kept.k, kept.v, kept.valid)
         with torch.autocast(truth.device.type, torch.bfloat16):
             x0 = self.sample(told, two_steps, truth.shape, truth.device)
         judged = (kept.block > 0).float()
@@ -183,7 +185,7 @@ class Student:
         )
         error, grade = self._pull(x0, truth, keys, place, judged, trust, strength)
         self.move_on(x0.detach(), truth, told)
-        plain = (gradient_energy(kept.picture) < PLAIN * bank.expected[bank.place]).float().mean()
+        plain = (gradient_energy(bank.last) < PLAIN * bank.expected[bank.place]).float().mean()
         return {"truth": error, "judge": judge_loss, "grade": grade, "plain": plain}
 
     @torch.no_grad()
@@ -195,8 +197,9 @@ class Student:
         with torch.autocast(truth.device.type, torch.bfloat16):
             level = final.new_full(final.shape[:2], self.config.context_noise)
             _, k, v = self.cached(final, level, *told)
-        kept.write(k, v, told, final)
+        kept.write(k, v, told[2])
         bank.look(told[0], told[2], follow)
+        bank.last = final[:, -1]
         bank.restart(self.pool, kept.block >= bank.life)
 
     def judge_step(self, fake: Tensor, keys: Tensor, place: Tensor, judged: Tensor, reduce) -> Tensor:
@@ -211,7 +214,7 @@ class Student:
                 self.judge,
                 self.judge_view(before, real),
                 (real_keys, real_place[:, -1]),
-                self.judge_view(self.bank.kept.picture, fake),
+                self.judge_view(self.bank.last, fake),
                 (keys, place[:, -1]),
                 judged,
             )
@@ -232,9 +235,7 @@ class Student:
         error = reconstruction(shown, truth, squared=0.5, absolute=0.5, edge=0.25).mean(1)
         (by_truth,) = torch.autograd.grad(error.sum(), shown)
         with torch.autocast(x0.device.type, torch.bfloat16):
-            score = (
-                self.judge(self.judge_view(self.bank.kept.picture, shown), keys, place[:, -1]).float().mean((1, 2, 3))
-            )
+            score = self.judge(self.judge_view(self.bank.last, shown), keys, place[:, -1]).float().mean((1, 2, 3))
         (by_judge,) = torch.autograd.grad(-score.sum(), shown)
         size_truth = by_truth.square().mean().sqrt()
         size_judge = by_judge.square().mean((1, 2, 3, 4), keepdim=True).sqrt().mean()

@@ -21,7 +21,6 @@ from realtime_omni.models.tiny_world import sampler
 from realtime_omni.models.tiny_world.model import CONTEXT_NOISE_STEP, Options, TinyWorld
 from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet, poses
 from realtime_omni.models.tiny_world.places import PLACES
-from realtime_omni.models.tiny_world.recall import Past, recall, walked
 from realtime_omni.session.values import ControlInput
 from realtime_omni.testing.check_model import check_model
 from realtime_omni.testing.inline import InlineEngine
@@ -82,8 +81,7 @@ class PlainWorld:
         c = net.config
         windows = c.layer_windows or (c.window_frames,) * c.layers
         self.caches = [DenseCache(c.sink_frames, window, c.tokens_per_frame, c.dense_frames) for window in windows]
-        self.frame, self.heading, self.at = 0, torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 3).double()
-        self.past: list[tuple[torch.Tensor, ...]] = []
+        self.frame, self.heading = 0, torch.zeros(1, 2, dtype=torch.long)
         still = torch.zeros(1, FRAMES, len(KEYS))
         self._write(start.expand(1, FRAMES, -1, -1, -1), still, chunk=-1)
         self.chunk = 0
@@ -95,8 +93,7 @@ class PlainWorld:
         x = block_noise(self.seed, self.chunk, 0, shape)[None]
         levels = sampler.schedule(c.sampler_steps, c.sampler_shift)
         for number, level in enumerate(levels[:-1]):
-            told = (keys, self._places(), self._pose(keys), *self._sources(keys))
-            x0 = self.net(x, torch.full((1, FRAMES), level), *told, self._look)
+            x0 = self.net(x, torch.full((1, FRAMES), level), keys, self._places(), self._pose(keys), self._look)
             x = sampler.step(x, x0, level, levels[number + 1])
         x = x.clamp(-1, 1)
         self._write(x, keys, chunk=self.chunk)
@@ -104,8 +101,6 @@ class PlainWorld:
         return x[0]
 
     def _write(self, x: torch.Tensor, keys: torch.Tensor, *, chunk: int) -> None:
-        self.at = self._walked(keys)
-        self.past.append((x[:, -1], self._pose(keys)[:, -1, 1:], self.at, torch.tensor([self.place])))
         level = self.config.context_noise
         if level:
             noise = block_noise(self.seed, chunk, CONTEXT_NOISE_STEP, x.shape[1:])
@@ -127,16 +122,6 @@ class PlainWorld:
 
     def _look(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return self.caches[layer].attend(q[0], k[0], v[0])[None].to(q.dtype)
-
-    def _walked(self, keys: torch.Tensor) -> torch.Tensor:
-        return walked(self.at, keys, self._pose(keys)[..., 1], self.config.turn_steps)[:, -1]
-
-    def _sources(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        pictures, *ends = zip(*self.past[-(self.config.window_frames // FRAMES) :], strict=True)
-        past = Past(*(torch.stack(part, 1) for part in ends), torch.arange(len(pictures), 0, -1)[None])
-        end = (self._pose(keys)[:, -1, 1:], self._walked(keys), torch.tensor([self.place]))
-        index, sights = recall(past, *end, self.config.turn_steps)
-        return torch.cat([pictures[i] for i in index[0].tolist()])[None, None], sights[:, None]
 
     def _places(self) -> torch.Tensor:
         return torch.full((1, FRAMES), self.place)
@@ -228,26 +213,19 @@ def test_keys_place_seed_and_start_change_the_picture(starts: dict[str, np.ndarr
     assert len(set(worlds)) == 5
 
 
-PICTURE_BYTES = 4 * 3 * SMALL.image_size**2
-"""What a session keeps of every block beside its keys and values: its last picture."""
-
-
-def test_the_start_block_is_given_up_once_it_is_history(starts: dict[str, np.ndarray]) -> None:
+def test_the_start_picture_is_given_up_once_it_is_history(starts: dict[str, np.ndarray]) -> None:
     engine = engine_of(small_net())
     view = engine.create("a")
-    assert (view.state_bytes, view.pages_used) == (PICTURE_BYTES, FRAMES)
+    assert (view.state_bytes, view.pages_used) == (0, FRAMES)
 
 
 def test_a_session_carries_at_most_what_the_model_declares(starts: dict[str, np.ndarray]) -> None:
-    engine, blocks = engine_of(small_net()), SMALL.window_frames // FRAMES
+    engine = engine_of(small_net())
     engine.create("a")
-    for _ in range(blocks + 2):
-        engine.next("a")
-    spec = engine.runner.spec
-    past = spec.past_state_bytes  # of the state that a rewind goes back to
-    assert engine.view("a").state_bytes == spec.kv.model_owned_bytes_per_session + past
+    engine.next("a")
+    assert engine.view("a").state_bytes == engine.runner.spec.kv.model_owned_bytes_per_session
     engine.cycle()
-    assert engine.view("a").state_bytes == blocks * PICTURE_BYTES + past
+    assert engine.view("a").state_bytes == 0
 
 
 @pytest.mark.parametrize("shape", [(32, 32, 3), (40, 24, 3), (24, 40, 3), (8, 8, 3), (301, 97, 3)])
