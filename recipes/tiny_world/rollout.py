@@ -20,7 +20,6 @@ from torch.nn import functional
 
 from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet, poses
 from realtime_omni.models.tiny_world.sampler import schedule, step
-from realtime_omni.models.tiny_world.standing import Past, remember, show_again
 
 Rollout = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """`rollout(start_frames [B, S, 3, H, W], keys [B, F, 8], places [B, F], seed)` returns [B, F, 3, H, W].
@@ -156,8 +155,6 @@ class ReferencePlay:
         self.kept = [deque[tuple[Tensor, Tensor]](maxlen=seen) for _, seen in behind]
         self.dense = [dense for dense, _ in behind]
         self.heading = torch.zeros(rows, 2, device=device, dtype=torch.long)
-        self.places = torch.full((rows,), -1, device=device)
-        self.past: list[Past] = [()] * rows
         self.number = 0
 
     @torch.inference_mode()
@@ -167,26 +164,10 @@ class ReferencePlay:
         first = torch.full((rows,), self.number * per, device=self.device)
         pose = poses(first, self.heading, keys_BFK, self.config.look_limit)
         told = (keys_BFK.float(), places_BF, pose)
-        same = (places_BF[:, -1] == self.places).tolist()
-        if given is None:
-            drawn, pose_FB = self._sample(rows, told), pose.cpu()
-            shown = [
-                show_again(drawn[row], self.past[row], keys_BFK[row], pose_FB[row], self.config)
-                if same[row]
-                else drawn[row]
-                for row in range(rows)
-            ]
-            frames = torch.stack(shown)
-        else:
-            frames = given
+        frames = self._sample(rows, told) if given is None else given
         level = frames.new_full((rows, per), self.config.context_noise)
         self.net.commit(frames, level, *told, self._attend_and_keep, self._keep)
         self.heading = pose[:, -1, 1:]
-        self.places = places_BF[:, -1]
-        most = self.config.window_frames // per
-        for row, (turned, looked) in enumerate(self.heading.tolist()):
-            after = (turned % self.config.turn_steps, looked)
-            self.past[row] = remember(self.past[row], frames[row, -1], after, keys_BFK[row], same[row], most)
         self.number += 1
         return frames
 

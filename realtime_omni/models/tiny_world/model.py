@@ -2,8 +2,7 @@
 
 Owns weights and start pictures. A session's state is its place, where it faces and, until the prefill, the block to be
 written next: the picture it starts from, or its latest block; everything else it remembers is KV. One tick: ``sampler_steps``
-denoise passes, what is still in sight shown again (`standing`), uint8 frames. The clean pass, which writes keys and values, is
-deferred to the prefill.
+denoise passes, uint8 frames. The clean pass, which writes keys and values, is deferred to the prefill.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ from realtime_omni.models.tiny_world import sampler
 from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet, poses
 from realtime_omni.models.tiny_world.places import PLACES, place_index
 from realtime_omni.models.tiny_world.prompts import nearest_place
-from realtime_omni.models.tiny_world.standing import Past, Seen, remember, show_again
 from realtime_omni.session.values import Artifact, ArtifactSpec, ChunkMetadata, Modality, Representation, SessionEvent
 
 if TYPE_CHECKING:
@@ -89,21 +87,16 @@ class _SavedBlock(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class TinyWorldState:
-    """A session's own memory; ``past`` of the spot where it stands is never empty."""
+    """A session's own memory; ``heading`` after its latest frame."""
 
     place: int
-    past: Past
+    heading: Heading
     unwritten: Unwritten | None
-
-    @property
-    def heading(self) -> Heading:
-        """After the latest frame."""
-        return self.past[-1].heading
 
 
 class _Saved(msgspec.Struct, forbid_unknown_fields=True):
     place: Annotated[int, Meta(ge=0, lt=len(PLACES))]
-    headings: Annotated[list[Heading], Meta(min_length=1)]
+    heading: Heading
     unwritten: _SavedBlock | None
 
 
@@ -234,35 +227,26 @@ class TinyWorld:
         return {r: self._output(batch.rows[r], places[r], x[r].clamp(-1, 1), keys[r]) for r in batch.active}
 
     def pack(self, state: TinyWorldState) -> PackedState:
-        tensors = {"past": torch.stack([seen.picture for seen in state.past])}
-        kept = None
-        if state.unwritten is not None:
-            block = state.unwritten
-            tensors |= {"pictures": block.pictures, "keys": block.keys}
-            kept = {"place": block.place, "heading": list(block.heading), "chunk": block.chunk}
-        headings = [list(seen.heading) for seen in state.past]
-        return PackedState(tensors, {"place": state.place, "headings": headings, "unwritten": kept})
+        block = state.unwritten
+        if block is None:
+            return PackedState({}, {"place": state.place, "heading": list(state.heading), "unwritten": None})
+        tensors = {"pictures": block.pictures, "keys": block.keys}
+        kept = {"place": block.place, "heading": list(block.heading), "chunk": block.chunk}
+        return PackedState(tensors, {"place": state.place, "heading": list(state.heading), "unwritten": kept})
 
     def unpack(self, packed: PackedState) -> TinyWorldState:
-        names = ("past", "pictures", "keys") if len(packed.tensors) > 1 else ("past",)
-        saved = unpack_values(packed, _Saved, names)
-        if (saved.unwritten is None) == ("pictures" in names):
+        saved = unpack_values(packed, _Saved, ("pictures", "keys") if packed.tensors else ())
+        if (saved.unwritten is None) == bool(packed.tensors):
             raise ArgumentError("the state has a block without its tensors, or tensors without a block", path="state")
-        count = len(saved.headings)
-        if count > self._blocks:
-            raise ArgumentError(f"the state remembers {count} blocks, at most {self._blocks}", path="state")
-        shape = (count, *self._block_shape[1:])
-        seen = unpack_tensor(packed, "past", shape, dtype=self._dtype, device=self._device)
-        past = tuple(Seen(picture.clone(), at) for picture, at in zip(seen.unbind(), saved.headings, strict=True))
-        block, unwritten = saved.unwritten, None
-        if block is not None:
-            shapes = {"pictures": self._block_shape, "keys": (self.config.frames_per_block, len(KEYS))}
-            shown, keys = (
-                unpack_tensor(packed, name, shape, dtype=self._dtype, device=self._device)
-                for name, shape in shapes.items()
-            )
-            unwritten = Unwritten(shown, keys, block.place, block.heading, block.chunk)
-        return TinyWorldState(saved.place, past, unwritten)
+        if saved.unwritten is None:
+            return TinyWorldState(saved.place, saved.heading, None)
+        shapes = {"pictures": self._block_shape, "keys": (self.config.frames_per_block, len(KEYS))}
+        pictures, keys = (
+            unpack_tensor(packed, name, shape, dtype=self._dtype, device=self._device) for name, shape in shapes.items()
+        )
+        block = saved.unwritten
+        unwritten = Unwritten(pictures, keys, block.place, block.heading, block.chunk)
+        return TinyWorldState(saved.place, saved.heading, unwritten)
 
     def fingerprint(self) -> str:
         return self._fingerprint
@@ -280,12 +264,7 @@ class TinyWorld:
         frames = self.config.frames_per_block
         still = torch.zeros(frames, len(KEYS), device=self._device, dtype=self._dtype)
         start = Unwritten(picture_CHW.expand(frames, -1, -1, -1), still, place, heading=(0, 0), chunk=-1)
-        return TinyWorldState(place, (Seen(picture_CHW, (0, 0)),), start)
-
-    @property
-    def _blocks(self) -> int:
-        """Blocks of the window: of so many, at most, a session keeps the last picture."""
-        return self.config.window_frames // self.config.frames_per_block
+        return TinyWorldState(place, (0, 0), start)
 
     @property
     def _block_shape(self) -> tuple[int, int, int, int]:
@@ -316,24 +295,18 @@ class TinyWorld:
         return poses(first, heading, keys_BFK, self.config.look_limit)
 
     def _output(self, row: StepRow, place: int, picture_FCHW: Tensor, keys_FK: Tensor) -> RowOutput:
-        state = row.state
-        first, heading = torch.zeros(1, dtype=torch.long), torch.tensor([state.heading])
-        pose_F3 = poses(first, heading, keys_FK[None].cpu(), self.config.look_limit)[0]
-        if place == state.place:
-            picture_FCHW = show_again(picture_FCHW, state.past, keys_FK, pose_F3, self.config)
         artifacts = []
         if "frames" in row.outputs:
             data = ((picture_FCHW.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
             artifacts.append(
                 Artifact("frames", Modality.VIDEO, Representation.DECODED, "TCHW", data, fps=self._spec.fps)
             )
-        _, turned, looked = pose_F3[-1].tolist()
+        before: Heading = row.state.heading
+        first, heading = torch.zeros(1, dtype=torch.long), torch.tensor([before])
+        _, turned, looked = poses(first, heading, keys_FK[None].cpu(), self.config.look_limit)[0, -1].tolist()
         after = (turned % self.config.turn_steps, looked)
-        past = remember(
-            state.past, picture_FCHW[-1].clone(), after, keys_FK, same_place=place == state.place, most=self._blocks
-        )
-        block = Unwritten(picture_FCHW, keys_FK, place, state.heading, row.tick.chunk_index)
-        return RowOutput(ChunkMetadata.from_tick(row.tick), tuple(artifacts), TinyWorldState(place, past, block))
+        block = Unwritten(picture_FCHW, keys_FK, place, before, row.tick.chunk_index)
+        return RowOutput(ChunkMetadata.from_tick(row.tick), tuple(artifacts), TinyWorldState(place, after, block))
 
     def _fit(self, image: np.ndarray) -> Tensor:
         """Centre crop to a square, resize, [-1, 1]. Raises ArgumentError (``image_invalid``)."""
@@ -366,11 +339,7 @@ def _spec(config: NetworkConfig, fps: float, dtype: torch.dtype) -> ModelSpec:
             layer_windows=config.layer_windows,
             dense_frames=config.dense_frames,
             model_owned_bytes_per_session=(
-                dtype.itemsize
-                * (
-                    config.frames_per_block * (3 * config.image_size**2 + len(KEYS))
-                    + 3 * config.image_size**2 * (config.window_frames // config.frames_per_block)
-                )
+                dtype.itemsize * config.frames_per_block * (3 * config.image_size**2 + len(KEYS))
             ),
         ),
         artifacts=(ArtifactSpec("frames", Modality.VIDEO, Representation.DECODED, "TCHW", fps=fps, primary=True),),
@@ -384,7 +353,6 @@ def _spec(config: NetworkConfig, fps: float, dtype: torch.dtype) -> ModelSpec:
         default_prompt=PLACES[0].title,
         start_prompts={name: PLACES[place_index(name.rsplit("-", 1)[0])].title for name in starts},
         rollback_safe=True,
-        past_state_bytes=dtype.itemsize * 3 * config.image_size**2,
         takes_image=True,
     )
 

@@ -21,7 +21,6 @@ from realtime_omni.models.tiny_world import sampler
 from realtime_omni.models.tiny_world.model import CONTEXT_NOISE_STEP, Options, TinyWorld
 from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet, poses
 from realtime_omni.models.tiny_world.places import PLACES
-from realtime_omni.models.tiny_world.standing import Past, remember, show_again
 from realtime_omni.session.values import ControlInput
 from realtime_omni.testing.check_model import check_model
 from realtime_omni.testing.inline import InlineEngine
@@ -83,7 +82,6 @@ class PlainWorld:
         windows = c.layer_windows or (c.window_frames,) * c.layers
         self.caches = [DenseCache(c.sink_frames, window, c.tokens_per_frame, c.dense_frames) for window in windows]
         self.frame, self.heading = 0, torch.zeros(1, 2, dtype=torch.long)
-        self.past: Past = ()
         still = torch.zeros(1, FRAMES, len(KEYS))
         self._write(start.expand(1, FRAMES, -1, -1, -1), still, chunk=-1)
         self.chunk = 0
@@ -97,15 +95,12 @@ class PlainWorld:
         for number, level in enumerate(levels[:-1]):
             x0 = self.net(x, torch.full((1, FRAMES), level), keys, self._places(), self._pose(keys), self._look)
             x = sampler.step(x, x0, level, levels[number + 1])
-        x = show_again(x.clamp(-1, 1)[0], self.past, keys[0], self._pose(keys)[0], c)[None]
+        x = x.clamp(-1, 1)
         self._write(x, keys, chunk=self.chunk)
         self.chunk += 1
         return x[0]
 
     def _write(self, x: torch.Tensor, keys: torch.Tensor, *, chunk: int) -> None:
-        _, turned, looked = self._pose(keys)[0, -1].tolist()
-        blocks = self.config.window_frames // FRAMES
-        self.past = remember(self.past, x[0, -1], (turned, looked), keys[0], same_place=True, most=blocks)
         level = self.config.context_noise
         if level:
             noise = block_noise(self.seed, chunk, CONTEXT_NOISE_STEP, x.shape[1:])
@@ -180,7 +175,7 @@ def test_a_rollout_through_the_engine_equals_a_plain_loop_with_dense_attention(
         engine.accept(mover, number, controls=[keys_event(*pressed[mover])])
         if number == 3:
             engine.accept("a", 100, prompt=PLACES[5].title)
-            plain["a"].place, plain["a"].past = 5, ()
+            plain["a"].place = 5
         chunks = engine.next_all("abc")
         for name, chunk in zip("abc", chunks, strict=True):
             want = ((plain[name].block(held(*pressed[name])) + 1) * 127.5).round().clamp(0, 255)
@@ -214,31 +209,23 @@ def test_keys_place_seed_and_start_change_the_picture(starts: dict[str, np.ndarr
             engine.accept("a", 0, controls=[keys_event(*keys)])
         return bytes(engine.next("a").artifacts["frames"].data.tobytes())
 
-    walked = [first(("w",)), first(("w",), seed=2)]
-    worlds = [*walked, first(), first(prompt=PLACES[1].title), first(start="dungeon-2")]
+    worlds = [first(), first(("w",)), first(prompt=PLACES[1].title), first(seed=2), first(start="dungeon-2")]
     assert len(set(worlds)) == 5
 
 
-PICTURE_BYTES = 4 * 3 * SMALL.image_size**2
-"""What a session keeps of every block beside its keys and values: its last picture."""
-
-
-def test_the_start_block_is_given_up_once_it_is_history(starts: dict[str, np.ndarray]) -> None:
+def test_the_start_picture_is_given_up_once_it_is_history(starts: dict[str, np.ndarray]) -> None:
     engine = engine_of(small_net())
     view = engine.create("a")
-    assert (view.state_bytes, view.pages_used) == (PICTURE_BYTES, FRAMES)
+    assert (view.state_bytes, view.pages_used) == (0, FRAMES)
 
 
 def test_a_session_carries_at_most_what_the_model_declares(starts: dict[str, np.ndarray]) -> None:
-    engine, blocks = engine_of(small_net()), SMALL.window_frames // FRAMES
+    engine = engine_of(small_net())
     engine.create("a")
-    for _ in range(blocks + 2):
-        engine.next("a")
-    spec = engine.runner.spec
-    past = spec.past_state_bytes  # of the state that a rewind goes back to
-    assert engine.view("a").state_bytes == spec.kv.model_owned_bytes_per_session + past
+    engine.next("a")
+    assert engine.view("a").state_bytes == engine.runner.spec.kv.model_owned_bytes_per_session
     engine.cycle()
-    assert engine.view("a").state_bytes == blocks * PICTURE_BYTES + past
+    assert engine.view("a").state_bytes == 0
 
 
 @pytest.mark.parametrize("shape", [(32, 32, 3), (40, 24, 3), (24, 40, 3), (8, 8, 3), (301, 97, 3)])
