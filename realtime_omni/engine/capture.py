@@ -6,7 +6,7 @@ not know sessions, files or which state a model has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -48,11 +48,20 @@ def take_apart(
     """The committed part of a session, copied to the CPU; ``moments`` as in :class:`Parts`. A block in flight is no part."""
     tensors: dict[str, Tensor] = {}
     records: list[StateRecord] = []
-    for age, moment in zip(reversed(range(len(moments))), moments, strict=True):
-        packed = model.pack(moment.state)
+    packed_states = [
+        model.pack(moment.state) for moment in moments
+    ]  # all alive at once: places in memory tell them apart
+    kept: dict[tuple[object, ...], str] = {}
+    for age, moment, packed in zip(reversed(range(len(moments))), moments, packed_states, strict=True):
+        shared: dict[str, str] = {}
         for name, tensor in packed.tensors.items():
-            tensors[_checked(state_prefix(age) + name)] = _copy(tensor)
-        records.append(StateRecord(frames=moment.frames, values=thaw_json(freeze_json(packed.values, "state"))))
+            known = kept.setdefault(_place(tensor), _checked(state_prefix(age) + name))
+            if known.startswith(state_prefix(age)):
+                tensors[_checked(state_prefix(age) + name)] = _copy(tensor)
+            else:
+                shared[name] = known
+        values = thaw_json(freeze_json(packed.values, "state"))
+        records.append(StateRecord(frames=moment.frames, values=values, shared=shared))
     retained: list[tuple[int, ...]] = []
     for branch in book.spec.branches:
         frames = book.table(session, branch.name).retained()
@@ -74,13 +83,27 @@ def check_parts(record: WorkerRecord, tensors: Mapping[str, Tensor], model: Worl
         if prefix is None:
             raise ArgumentError("the snapshot has tensors that nothing owns", path="tensors")
         states[prefix][name.removeprefix(prefix)] = tensors[name]
+    common = _check_shared(records, tensors.keys() - kv.keys())
+    placed = {name: tensors[name].to(storage.device) for name in common}  # once: what was shared is shared again
     moments: list[Moment] = []
     for age, saved in zip(reversed(range(len(records))), records, strict=True):
-        packed = PackedState(states[state_prefix(age)], freeze_json(saved.values, "state"))
+        own = {name: placed.get(state_prefix(age) + name, tensor) for name, tensor in states[state_prefix(age)].items()}
+        others = {name: placed[other] for name, other in saved.shared.items()}
+        packed = PackedState(own | others, freeze_json(saved.values, "state"))
         state = model.unpack(packed)
         moments.append(Moment(state, saved.frames, storages(state)))
     _check_frames(moments, model, storage.spec.window)
     return Parts(tuple(moments), record.retained, kv)
+
+
+def _check_shared(records: Sequence[StateRecord], names: Collection[str]) -> set[str]:
+    """The tensors that states share, all among the states' own ``names``. Raises ArgumentError."""
+    for age, saved in zip(reversed(range(len(records))), records, strict=True):
+        if any(other not in names for other in saved.shared.values()):
+            raise ArgumentError("a state shares a tensor that is not there", path="shared")
+        if any(state_prefix(age) + name in names for name in saved.shared):
+            raise ArgumentError("a state has a tensor of its own and a shared one of that name", path="shared")
+    return {other for saved in records for other in saved.shared.values()}
 
 
 def _check_frames(moments: Sequence[Moment], model: WorldModel, window: WindowGeometry) -> None:
@@ -141,6 +164,13 @@ def _checked(name: str) -> str:
     if TENSOR_NAME.fullmatch(name) is None:
         raise ValueError(f"a model's tensor is called {name!r}")
     return name
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    """The same for two tensors when they are the same numbers in memory, none of which is written while they live."""
+    if not tensor.numel():
+        return (id(tensor),)
+    return (tensor.device, tensor.dtype, tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -337,11 +337,13 @@ class WorldModel(Protocol):
         ...
 
     def pack(self, state: Any) -> PackedState:
-        """The state as plain tensors and values. No copy is made here: the engine makes it."""
+        """The state as plain tensors and values. No copy is made here: the engine makes it, once of a tensor that several
+        moments of a session hold."""
         ...
 
     def unpack(self, packed: PackedState) -> Any:
-        """A state that goes on exactly as the packed one; the tensors come on the CPU and are the model's to keep.
+        """A state that goes on exactly as the packed one; the tensors are the model's to keep. They come on the CPU, but for
+        those that several moments of a session share: these are on the engine's device, and nobody writes into them.
 
         Whatever was saved may have been changed by somebody: names, shapes, dtypes and ranges are checked, and
         ArgumentError is raised for what :meth:`pack` would not have made."""

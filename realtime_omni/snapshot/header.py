@@ -17,7 +17,8 @@ from realtime_omni.kv.capacity import KVSpec
 from realtime_omni.session.record import Count, Digest, Name, Record, SessionRecord, Text
 
 FORMAT: Final = "realtime_omni.session"
-VERSION: Final = 1
+VERSION: Final = 2
+"""2: states of a session may share tensors (:attr:`StateRecord.shared`)."""
 IMAGE = "setup.image"
 """uint8 [H, W, 3]: the client's start picture, kept for a reset."""
 TENSOR_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -85,10 +86,14 @@ class SetupRecord(Record, frozen=True, kw_only=True):
 
 
 class StateRecord(Record, frozen=True, kw_only=True):
-    """A model's state after ``frames`` committed frames: the values of its packed form."""
+    """A model's state after ``frames`` committed frames: the values of its packed form.
+
+    ``shared``: its tensors that an earlier moment has too, each with that one's name in the file.
+    """
 
     frames: Count
     values: dict[str, Any]
+    shared: dict[Name, Name] = msgspec.field(default_factory=dict)
 
 
 class WorkerRecord(Record, frozen=True, kw_only=True):
@@ -107,7 +112,7 @@ class Header(Record, frozen=True, kw_only=True):
     """See the module docstring."""
 
     format: Literal["realtime_omni.session"] = FORMAT
-    version: Literal[1] = VERSION
+    version: Literal[1, 2] = VERSION
     identity: IdentityRecord
     setup: SetupRecord
     session: SessionRecord

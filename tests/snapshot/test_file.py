@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from realtime_omni.errors import ArgumentError, ErrorCode, SnapshotError
 from realtime_omni.snapshot import file
-from realtime_omni.snapshot.header import decode_header
+from realtime_omni.snapshot.header import VERSION, decode_header
 from realtime_omni.snapshot.snapshot import Snapshot
 from realtime_omni.testing.inline import InlineEngine
 from realtime_omni.testing.models import TinyKVWorld, move
@@ -147,7 +147,7 @@ def test_other_safetensors_files_are_no_sessions() -> None:
 
 
 def test_a_later_version_is_named() -> None:
-    later = with_header(lambda h: h.update(version=2, surprise=1))
+    later = with_header(lambda h: h.update(version=VERSION + 1, surprise=1))
     assert refused(lambda: Snapshot.from_bytes(later)) == ErrorCode.SNAPSHOT_VERSION
 
 
