@@ -1,4 +1,4 @@
-"""Which weights of a finished training ship: stage A, stage B, or a blend; then the full evaluation of the best.
+"""Which weights of a finished training ship: a stage's, a moment's, a mean or a blend; then the full evaluation of the best.
 
     python -m recipes.tiny_world.choose --trained out --out chosen [--limit-s 400]
 
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -26,7 +28,8 @@ from recipes.tiny_world.rollout import CachedPass
 from recipes.tiny_world.simulator import Simulator
 from recipes.tiny_world.train import export
 
-SHARES = (0.25, 0.5, 0.75)  # of the way from stage A to stage B
+SHARES = (0.5, 0.75)  # of the way from stage A to stage B
+MEANS = (2, 3)  # so many of the last moments of stage B: sharper than each
 WALKED = 3  # candidates whose walks are measured
 
 
@@ -36,14 +39,26 @@ def candidates(trained: Path, device: torch.device) -> dict[str, dict[str, torch
         path.stem: {name: value.float().to(device) for name, value in load_file(path).items()}
         for path in sorted(trained.glob("model_[ab]*.safetensors"))
     }
+    late = [found[name] for name in sorted(found, key=moment) if name.startswith("model_b")]
+    found |= {f"mean_{count}": mean(late[-count:]) for count in MEANS if count <= len(late)}
     if {"model_a", "model_b"} <= found.keys():
         found |= blends(found["model_a"], found["model_b"], SHARES)
     return found
 
 
+def moment(name: str) -> float:
+    """Seconds of its stage at which ``model_b_120s`` was written; the end of it has none."""
+    seconds = name.rpartition("_")[2].removesuffix("s")
+    return float(seconds) if seconds.isdecimal() else math.inf
+
+
+def mean(weights: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: torch.stack([one[name] for one in weights]).mean(0) for name in weights[0]}
+
+
 def compare(bench: Bench, found: dict, sheets: Path) -> tuple[dict, list[str]]:
     """(scores by candidate, the walked ones best first); a picture of each one's watched walks goes to `sheets`."""
-    scores = {name: bench.clips(weights) for name, weights in found.items()}
+    scores = {name: bench.clips(weights) | bench.turns(weights) for name, weights in found.items()}
     for name, values in scores.items():
         print(name, round(goodness(values), 3), json.dumps(values), flush=True)
     best = sorted(scores, key=lambda name: goodness(scores[name]), reverse=True)[:WALKED]

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from recipes.tiny_world.geometry import seen_room
-from recipes.tiny_world.simulator import Player, Simulator
+from recipes.tiny_world.simulator import PROPS, SIDE, Maps, Player, Simulator
 
 
 def to_signed(frames: Tensor) -> Tensor:
@@ -25,7 +24,7 @@ def to_signed(frames: Tensor) -> Tensor:
 class ClipPool:
     """Up to `capacity` clips of `frames` frames, drawn until full or `seconds` have passed.
 
-    `players` take turns, `step` clips each. With `columns`, `room` is kept, too: what `seen_room` gives.
+    `players` take turns, `step` clips each. Where the walker stood and what was there is kept, too (`where`).
     """
 
     def __init__(
@@ -37,27 +36,30 @@ class ClipPool:
         seed: int,
         step: int = 2048,
         players: Sequence[Player] = (Player(),),
-        columns: int = 0,
     ) -> None:
         self.generator = torch.Generator(device=simulator.device).manual_seed(seed)
         size, device = simulator.size, simulator.device
         self.frames = torch.empty(capacity, frames, 3, size, size, dtype=torch.uint8, device=device)
         self.keys = torch.empty(capacity, frames, 8, device=device)
         self.place = torch.empty(capacity, frames, dtype=torch.long, device=device)
-        self.room = torch.empty(capacity, frames, columns + 2, dtype=torch.float16, device=device) if columns else None
+        self.pose = torch.empty(capacity, frames, 4, device=device)
+        self.solid = torch.empty(capacity, SIDE, SIDE, dtype=torch.uint8, device=device)
+        self.props = torch.empty(capacity, PROPS, 2, device=device)
         self.count, began = 0, time.monotonic()
         turns = itertools.cycle(players)
         while self.count < capacity and (self.count == 0 or time.monotonic() - began < seconds):
             part = slice(self.count, min(self.count + step, capacity))
             drawn = simulator.clips(step, frames, self.generator, next(turns))
             rows = part.stop - part.start
-            self.frames[part], self.keys[part], self.place[part] = (
-                drawn.frames[:rows],
-                drawn.keys[:rows],
-                drawn.place[:rows],
-            )
-            if self.room is not None:
-                self.room[part] = seen_room(drawn.maps, drawn.pose, columns)[:rows]
+            for kept, new in (
+                (self.frames, drawn.frames),
+                (self.keys, drawn.keys),
+                (self.place, drawn.place),
+                (self.pose, drawn.pose),
+                (self.solid, drawn.maps.solid),
+                (self.props, drawn.maps.props),
+            ):
+                kept[part] = new[:rows]
             self.count = part.stop
         if torch.device(device).type == "cuda":
             torch.cuda.synchronize()
@@ -73,6 +75,10 @@ class ClipPool:
     def clips(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(frames in -1..1, keys, place) of the clips `index`."""
         return to_signed(self.frames[index]), self.keys[index], self.place[index]
+
+    def where(self, index: Tensor) -> tuple[Maps, Tensor]:
+        """(maps, poses [B, F, 4]) of the clips `index`."""
+        return Maps(self.solid[index].long(), self.props[index]), self.pose[index]
 
     def blocks(self, index: Tensor, block: Tensor, frames_per_block: int) -> tuple[Tensor, Tensor, Tensor]:
         """Block `block` [B] of the clips `index` [B]: (frames, keys, place)."""

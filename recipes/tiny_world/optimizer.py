@@ -56,13 +56,11 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_add_(parameters, list(update.unbind(0)), alpha=-group["lr"])
 
 
-def make_optimizers(
-    net: nn.Module, muon_lr: float, adam_lr: float, beside: nn.Module | None = None
-) -> list[torch.optim.Optimizer]:
-    """Muon on the layers' matrices (`net.blocks`), AdamW on the rest and on what is trained `beside` it."""
+def make_optimizers(net: nn.Module, muon_lr: float, adam_lr: float) -> list[torch.optim.Optimizer]:
+    """Muon on the layers' matrices (`net.blocks`), AdamW on the rest."""
     matrices = [p for p in net.blocks.parameters() if p.ndim == 2 and min(p.shape) > 16]
     taken = {id(p) for p in matrices}
-    rest = [p for p in (*net.parameters(), *(beside.parameters() if beside else ())) if id(p) not in taken]
+    rest = [p for p in net.parameters() if id(p) not in taken]
     adam = torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=rest[0].is_cuda)
     optimizers = [Muon(matrices, muon_lr), adam]
     for optimizer in optimizers:

@@ -268,8 +268,8 @@ def screen(side: int, device: torch.device) -> Tensor:
 
 
 def axes(pose_B4: Tensor) -> tuple[Tensor, Tensor]:
-    """Where ahead and right are on the map, each [B, 2]."""
-    cos, sin = pose_B4[:, 2].cos(), pose_B4[:, 2].sin()
+    """Where ahead and right are on the map, each [..., 2] for poses [..., 4]."""
+    cos, sin = pose_B4[..., 2].cos(), pose_B4[..., 2].sin()
     return torch.stack((cos, sin), dim=-1), torch.stack((-sin, cos), dim=-1)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet, poses
+from realtime_omni.models.tiny_world.recall import Past, recall, walked
 from realtime_omni.models.tiny_world.sampler import schedule, step
 
 Rollout = Callable[[Tensor, Tensor, Tensor, int], Tensor]
@@ -30,7 +31,7 @@ Pictures are float in [-1, 1].
 
 
 class CachedPass(nn.Module):
-    """One pass of a block that sees the kept rows marked valid; returns its picture, keys and values."""
+    """One pass of a block that sees the kept rows marked valid; returns its pictures, how fine they are, keys and values."""
 
     def __init__(self, net: TinyWorldNet) -> None:
         super().__init__()
@@ -43,10 +44,12 @@ class CachedPass(nn.Module):
         keys: Tensor,
         place: Tensor,
         pose: Tensor,
+        before: Tensor,
+        sights: Tensor,
         kept_k_LBShd: Tensor,
         kept_v_LBShd: Tensor,
         valid_BS: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         new_k, new_v = [], []
         config, tokens = self.net.config, x.shape[1] * self.net.config.tokens_per_frame
         block_B = pose[:, 0, 0] // config.frames_per_block
@@ -65,8 +68,8 @@ class CachedPass(nn.Module):
             v = torch.cat((kept_v_LBShd[layer][row, slot].to(v.dtype), v), dim=1).transpose(1, 2)
             return functional.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask).transpose(1, 2)
 
-        x0 = self.net(x, t, keys, place, pose, attend)
-        return x0, torch.stack(new_k), torch.stack(new_v)
+        x0, fine = self.net(x, t, keys, place, pose, before, sights, attend)
+        return x0, fine, torch.stack(new_k), torch.stack(new_v)
 
     def _view(self, window: int, block_B: Tensor, slots: int) -> tuple[Tensor, Tensor]:
         """Which kept tokens a layer reads, [B, M] long, and whether it sees them, [B, M] bool: the near blocks whole, newest
@@ -88,15 +91,20 @@ class CachedPass(nn.Module):
 
 @dataclasses.dataclass
 class KeptRows:
-    """The kept blocks of B rows: a ring of `slots` blocks per row, each row at its own block number and `heading` [B, 2]."""
+    """The kept blocks of B rows: a ring of `slots` blocks per row, each row at its own block number, and a ring, one longer, of
+    their last pictures [B, slots + 1, 4, H, W] in [-1, 1] and how fine they are, with where each looks, stood and is."""
 
     k: Tensor
     v: Tensor
     valid: Tensor
     block: Tensor
-    heading: Tensor
+    pictures: Tensor
+    headings: Tensor
+    ats: Tensor
+    places: Tensor
     slots: int
     look_limit: int
+    turn_steps: int
 
     @classmethod
     def empty(cls, config: NetworkConfig, rows: int, device: torch.device | str, dtype: torch.dtype) -> KeptRows:
@@ -108,18 +116,51 @@ class KeptRows:
             torch.zeros(shape, device=device, dtype=dtype),
             torch.zeros(rows, tokens, device=device, dtype=torch.bool),
             torch.zeros(rows, device=device, dtype=torch.long),
-            torch.zeros(rows, 2, device=device, dtype=torch.long),
+            torch.zeros(rows, slots + 1, 4, config.image_size, config.image_size, device=device),
+            torch.zeros(rows, slots + 1, 2, device=device, dtype=torch.long),
+            torch.zeros(rows, slots + 1, 3, device=device, dtype=torch.float64),
+            torch.zeros(rows, slots + 1, device=device, dtype=torch.long),
             slots,
             config.look_limit,
+            config.turn_steps,
         )
+
+    @property
+    def newest(self) -> tuple[Tensor, Tensor]:
+        """Index of the rows' latest pictures; before a row's first block it shows one of nothing."""
+        return torch.arange(len(self.block), device=self.block.device), (self.block - 1) % (self.slots + 1)
+
+    @property
+    def picture(self) -> Tensor:
+        """The rows' latest pictures [B, 3, H, W] in [-1, 1]."""
+        return self.pictures[self.newest][:, :3]
 
     def pose(self, keys_BFK: Tensor) -> Tensor:
         """Poses [B, F, 3] of the rows' next block."""
-        return poses(self.block * keys_BFK.shape[1], self.heading, keys_BFK, self.look_limit)
+        return poses(self.block * keys_BFK.shape[1], self.headings[self.newest], keys_BFK, self.look_limit)
 
-    def write(self, k_LBThd: Tensor, v_LBThd: Tensor, pose_BF3: Tensor) -> None:
-        """Keep a block per row in the slot of its block number, over the oldest."""
-        self.heading = pose_BF3[:, -1, 1:].clone()
+    def at(self, keys_BFK: Tensor, pose_BF3: Tensor) -> Tensor:
+        """Where the rows' next block ends, [B, 3] of `recall.walked`."""
+        return walked(self.ats[self.newest], keys_BFK, pose_BF3[..., 1], self.turn_steps)[:, -1]
+
+    def told(self, keys_BFK: Tensor, place_BF: Tensor) -> tuple[Tensor, ...]:
+        """What `CachedPass` is told of the rows' next block beside its pictures and levels; the third is its poses."""
+        pose, count = self.pose(keys_BFK), self.slots + 1
+        age = (self.block[:, None] - 1 - torch.arange(count, device=pose.device)) % count + 1
+        past = Past(self.headings, self.ats, self.places, torch.where(age <= self.block[:, None], age, 0))
+        index, sights = recall(past, pose[:, -1, 1:], self.at(keys_BFK, pose), place_BF[:, -1], self.turn_steps)
+        before = self.pictures[torch.arange(len(index), device=index.device)[:, None], index]
+        return keys_BFK, place_BF, pose, before[:, None], sights[:, None], self.k, self.v, self.valid
+
+    def write(self, k_LBThd: Tensor, v_LBThd: Tensor, told: tuple[Tensor, ...], shown: Tensor, fine: Tensor) -> None:
+        """Keep a block per row, of the pictures `shown`, so `fine`, as it was `told`, in the slot of its block number, over the
+        oldest."""
+        keys, place, pose = told[:3]
+        at = self.at(keys, pose)
+        slot = (torch.arange(len(self.block), device=self.block.device), self.block % (self.slots + 1))
+        self.pictures[slot] = torch.cat((shown[:, -1], fine[:, -1].to(shown.dtype)), dim=1)
+        self.headings[slot] = pose[:, -1, 1:]
+        self.ats[slot], self.places[slot] = at, place[:, -1]
         tokens = k_LBThd.shape[2]
         row = torch.arange(len(self.block), device=self.block.device)[:, None]
         place = (self.block % self.slots)[:, None] * tokens + torch.arange(tokens, device=self.block.device)
@@ -132,7 +173,13 @@ class KeptRows:
         """Forget the rows marked in `rows` [B] bool."""
         self.valid &= ~rows[:, None]
         self.block.masked_fill_(rows, 0)
-        self.heading = torch.where(rows[:, None], 0, self.heading)
+        self.headings.masked_fill_(rows[:, None, None], 0)
+        self.ats.masked_fill_(rows[:, None, None], 0)
+
+
+def clean(told: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What `CachedPass` is told of a block that is to be kept: nothing of other pictures, as in a server's clean pass."""
+    return (*told[:4], torch.zeros_like(told[4]), *told[5:])
 
 
 def draw_noise(shape: tuple[int, ...], seed: int, block: int, index: int, device: torch.device | str) -> Tensor:
@@ -155,6 +202,8 @@ class ReferencePlay:
         self.kept = [deque[tuple[Tensor, Tensor]](maxlen=seen) for _, seen in behind]
         self.dense = [dense for dense, _ in behind]
         self.heading = torch.zeros(rows, 2, device=device, dtype=torch.long)
+        self.at = torch.zeros(rows, 3, device=device, dtype=torch.float64)
+        self.past = deque[tuple[Tensor, ...]](maxlen=config.window_frames // config.frames_per_block)
         self.number = 0
 
     @torch.inference_mode()
@@ -164,20 +213,33 @@ class ReferencePlay:
         first = torch.full((rows,), self.number * per, device=self.device)
         pose = poses(first, self.heading, keys_BFK, self.config.look_limit)
         told = (keys_BFK.float(), places_BF, pose)
-        frames = self._sample(rows, told) if given is None else given
+        at = walked(self.at, keys_BFK, pose[..., 1], self.config.turn_steps)[:, -1]
+        if given is None:
+            frames, fine = self._sample(rows, (*told, *self._sources(pose[:, -1, 1:], at, places_BF)))
+        else:
+            frames, fine = given, torch.ones_like(given[:, :, :1])
         level = frames.new_full((rows, per), self.config.context_noise)
         self.net.commit(frames, level, *told, self._attend_and_keep, self._keep)
-        self.heading = pose[:, -1, 1:]
+        self.heading, self.at = pose[:, -1, 1:], at
+        self.past.append((torch.cat((frames, fine), dim=2)[:, -1], self.heading, at, places_BF[:, -1]))
         self.number += 1
         return frames
 
-    def _sample(self, rows: int, told: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def _sources(self, heading_B2: Tensor, at_B2: Tensor, places_BF: Tensor) -> tuple[Tensor, Tensor]:
+        pictures, *ends = (torch.stack(part, dim=1) for part in zip(*self.past, strict=True))
+        age = torch.arange(len(self.past), 0, -1, device=self.device).expand(len(pictures), -1)
+        index, sights = recall(Past(*ends, age), heading_B2, at_B2, places_BF[:, -1], self.config.turn_steps)
+        row = torch.arange(len(index), device=self.device)[:, None]
+        return pictures[row, index][:, None], sights[:, None]
+
+    def _sample(self, rows: int, told: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         size = self.config.image_size
         shape = (rows, self.config.frames_per_block, 3, size, size)
         x = draw_noise(shape, self.seed, self.number, 0, self.device)
         for level, following in itertools.pairwise(self.levels):
-            x = step(x, self.net(x, x.new_full(shape[:2], level), *told, self._attend), level, following)
-        return x.clamp(-1, 1)
+            x0, fine = self.net(x, x.new_full(shape[:2], level), *told, self._attend)
+            x = step(x, x0, level, following)
+        return x.clamp(-1, 1), fine
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = (torch.cat(parts, dim=1).transpose(1, 2) for parts in zip(*self.kept[layer], (k, v), strict=True))

@@ -23,12 +23,13 @@ from realtime_omni.models.tiny_world.sampler import schedule, step
 from recipes.tiny_world.data import ClipPool
 from recipes.tiny_world.evaluate import PLAIN, gradient_energy
 from recipes.tiny_world.losses import Discriminator, discriminator_loss, reconstruction
-from recipes.tiny_world.rollout import KeptRows
+from recipes.tiny_world.rollout import KeptRows, clean
 from recipes.tiny_world.simulator import D, J, L
 
 MAX_LIFE = 240
 NEAR_TRUTH = 0.45  # share of rows that end within their clip
 HEED = 0.7  # share of rows whose player turns where its picture is plain
+ALONE = 0.3  # share of rows that are shown no picture to move: what is drawn must stand by itself
 SWITCH = 0.03
 TRUST_DECAY = 0.85  # weight of the truth after each own block
 ADVERSARIAL = 0.45  # size of the discriminator's gradient against the truth's, per picture
@@ -37,13 +38,12 @@ YIELD = 0.7  # of it is taken away where the truth has its full weight: what is 
 
 @dataclasses.dataclass
 class Bank:
-    """Rows that roll on: which clip a row follows, its true blocks left, the frame before the next block."""
+    """Rows that roll on, and which clip each follows."""
 
     kept: KeptRows
     clip: Tensor
     given: Tensor
     life: Tensor
-    last: Tensor
     place: Tensor
     tune: Tensor
     beat: Tensor
@@ -52,17 +52,18 @@ class Bank:
     seen: Tensor
     half_fov_tan: float
     near_life: int
+    alone: Tensor
     max_life: int = MAX_LIFE
     """`tune` and `beat`: the clip and block whose keys a row plays after its own clip; `way`: the key it turns away from
     plain walls by, or none (-1); `expected` [places]: the places' mean sharpness; `seen` [B, turn_steps]: directions, a step of
     turning wide, that true blocks showed of the place and from the spot where a row is; `near_life`: most blocks, beyond
-    eight, of rows that end within their clip."""
+    eight, of rows that end within their clip; `alone` [B]: rows that draw everything, and are shown no picture to move."""
 
     @classmethod
     def fresh(
         cls, config: NetworkConfig, pool: ClipPool, rows: int, expected: Tensor, max_life: int = MAX_LIFE
     ) -> Bank:
-        device, size = pool.frames.device, config.image_size
+        device = pool.frames.device
         kept = KeptRows.empty(config, rows, device, torch.bfloat16)
         long = torch.zeros(rows, dtype=torch.long, device=device)
         bank = cls(
@@ -70,7 +71,6 @@ class Bank:
             long,
             long.clone(),
             long.clone(),
-            torch.zeros(rows, 3, size, size, device=device),
             long.clone(),
             long.clone(),
             torch.full_like(long, pool.frames.shape[1]),
@@ -79,6 +79,7 @@ class Bank:
             torch.zeros(rows, config.turn_steps, dtype=torch.bool, device=device),
             config.half_fov_tan,
             max(4, pool.frames.shape[1] // config.frames_per_block - 8),
+            torch.arange(rows, device=device) % 10 < 10 * ALONE,
             max_life,
         )
         bank.restart(pool, torch.ones(rows, dtype=torch.bool, device=device))
@@ -140,9 +141,14 @@ class Bank:
 
     def turned_away(self, keys: Tensor) -> Tensor:
         """`keys` [B, F, 8], or the one that turns a row away from a picture that is plain for its place."""
-        plain = (self.way >= 0) & (gradient_energy(self.last) < PLAIN * self.expected[self.place])
+        plain = (self.way >= 0) & (gradient_energy(self.kept.picture) < PLAIN * self.expected[self.place])
         turning = torch.nn.functional.one_hot(self.way.clamp_min(0), keys.shape[-1]).to(keys.dtype)
         return torch.where(plain[:, None, None], turning[:, None], keys)
+
+
+def alone(told: tuple[Tensor, ...], rows: Tensor) -> tuple[Tensor, ...]:
+    """What `KeptRows.told` tells, without the pictures that may be moved in the rows so marked."""
+    return (*told[:4], told[4] * ~rows[:, None, None, None], *told[5:])
 
 
 @dataclasses.dataclass
@@ -159,7 +165,7 @@ class Student:
     def judge_view(self, last: Tensor, block: Tensor) -> Tensor:
         return torch.cat((last[:, None], block), dim=1).flatten(1, 2)
 
-    def sample(self, told: tuple, two_steps: bool, shape: torch.Size, device: torch.device) -> Tensor:
+    def sample(self, told: tuple, two_steps: bool, shape: torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
         """The sampler as served; only its last step keeps a gradient (Self Forcing, arXiv 2506.08009)."""
         levels = schedule(2 if two_steps else 1, self.config.sampler_shift)
         x = torch.randn(shape, device=device)
@@ -167,15 +173,16 @@ class Student:
             with torch.no_grad():
                 x0 = self.cached(x, x.new_full(shape[:2], levels[0]), *told)[0].float()
             x = step(x, x0, levels[0], levels[1])
-        return self.cached(x, x.new_full(shape[:2], levels[-2]), *told)[0].float()
+        x0, fine, *_ = self.cached(x, x.new_full(shape[:2], levels[-2]), *told)
+        return x0.float(), fine.float()
 
     def step(self, two_steps: bool, strength: float, reduce) -> dict[str, Tensor]:
         """Judge, then the network's gradients (left in .grad), then the rows move on by one block."""
         per, bank, kept = self.config.frames_per_block, self.bank, self.bank.kept
         truth, keys, place, known = bank.told(self.pool, per)
-        told = (keys, place, kept.pose(keys), kept.k, kept.v, kept.valid)
+        told = alone(kept.told(keys, place), bank.alone)
         with torch.autocast(truth.device.type, torch.bfloat16):
-            x0 = self.sample(told, two_steps, truth.shape, truth.device)
+            x0, fine = self.sample(told, two_steps, truth.shape, truth.device)
         judged = (kept.block > 0).float()
         judge_loss = self.judge_step(x0.detach(), keys, place, judged, reduce)
         own = (kept.block - bank.given).clamp_min(0)
@@ -184,22 +191,22 @@ class Student:
             certain, 1.0, (TRUST_DECAY**own).view(-1, 1, 1, 1, 1)
         )
         error, grade = self._pull(x0, truth, keys, place, judged, trust, strength)
-        self.move_on(x0.detach(), truth, told)
-        plain = (gradient_energy(bank.last) < PLAIN * bank.expected[bank.place]).float().mean()
+        self.move_on(x0.detach(), fine, truth, told)
+        plain = (gradient_energy(kept.picture) < PLAIN * bank.expected[bank.place]).float().mean()
         return {"truth": error, "judge": judge_loss, "grade": grade, "plain": plain}
 
     @torch.no_grad()
-    def move_on(self, x0: Tensor, truth: Tensor, told: tuple) -> None:
+    def move_on(self, x0: Tensor, fine: Tensor, truth: Tensor, told: tuple) -> None:
         """Every row keeps its block, the true one while it follows its clip, and starts over at its life's end."""
         bank, kept = self.bank, self.bank.kept
         follow = kept.block < bank.given
-        final = torch.where(follow[:, None, None, None, None], truth, x0.clamp(-1, 1)).contiguous()
+        truly = follow[:, None, None, None, None]
+        final = torch.where(truly, truth, x0.clamp(-1, 1)).contiguous()
         with torch.autocast(truth.device.type, torch.bfloat16):
             level = final.new_full(final.shape[:2], self.config.context_noise)
-            _, k, v = self.cached(final, level, *told)
-        kept.write(k, v, told[2])
+            *_, k, v = self.cached(final, level, *clean(told))
+        kept.write(k, v, told, final, torch.where(truly, 1.0, fine))
         bank.look(told[0], told[2], follow)
-        bank.last = final[:, -1]
         bank.restart(self.pool, kept.block >= bank.life)
 
     def judge_step(self, fake: Tensor, keys: Tensor, place: Tensor, judged: Tensor, reduce) -> Tensor:
@@ -214,7 +221,7 @@ class Student:
                 self.judge,
                 self.judge_view(before, real),
                 (real_keys, real_place[:, -1]),
-                self.judge_view(self.bank.last, fake),
+                self.judge_view(self.bank.kept.picture, fake),
                 (keys, place[:, -1]),
                 judged,
             )
@@ -235,7 +242,9 @@ class Student:
         error = reconstruction(shown, truth, squared=0.5, absolute=0.5, edge=0.25).mean(1)
         (by_truth,) = torch.autograd.grad(error.sum(), shown)
         with torch.autocast(x0.device.type, torch.bfloat16):
-            score = self.judge(self.judge_view(self.bank.last, shown), keys, place[:, -1]).float().mean((1, 2, 3))
+            score = (
+                self.judge(self.judge_view(self.bank.kept.picture, shown), keys, place[:, -1]).float().mean((1, 2, 3))
+            )
         (by_judge,) = torch.autograd.grad(-score.sum(), shown)
         size_truth = by_truth.square().mean().sqrt()
         size_judge = by_judge.square().mean((1, 2, 3, 4), keepdim=True).sqrt().mean()

@@ -27,13 +27,12 @@ from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet
 from recipes.tiny_world.candidates import Bench
 from recipes.tiny_world.data import ClipPool
 from recipes.tiny_world.evaluate import CLIP_PLAYER, contact_sheet, sharpness_of_places
-from recipes.tiny_world.geometry import RoomHead
 from recipes.tiny_world.losses import Discriminator
 from recipes.tiny_world.optimizer import make_optimizers
 from recipes.tiny_world.rollout import CachedPass
 from recipes.tiny_world.simulator import Player, Simulator
 from recipes.tiny_world.student import Bank, Student
-from recipes.tiny_world.teacher import RoomPass, TeacherPass, dense_attend, flex_attend, teacher_loss
+from recipes.tiny_world.teacher import TeacherPass, dense_attend, flex_attend, teacher_loss
 
 EMA_A, EMA_B = 0.999, 0.999
 WARMUP_STEPS = 200
@@ -89,7 +88,6 @@ class Run:
         self.config = tiny_config() if args.tiny else config
         torch.manual_seed(args.seed)
         self.net = TinyWorldNet(self.config).to(team.device)
-        self.room = RoomHead(self.config).to(team.device) if args.room else None
         self.began = time.monotonic()
         if args.weights:
             self.net.load_state_dict({name: value.float() for name, value in load_file(args.weights).items()})
@@ -101,9 +99,6 @@ class Run:
         self.saved_at = time.monotonic()
         for folder in (self.state, self.out):
             folder.mkdir(parents=True, exist_ok=True)
-
-    def parameters(self) -> list[nn.Parameter]:
-        return [*self.net.parameters(), *(self.room.parameters() if self.room else ())]
 
     def left(self, kept_back: float = 0.0) -> float:
         """Seconds until --stop-at-s, less `kept_back`."""
@@ -128,7 +123,6 @@ class Run:
         everything = {
             "net": self.net.state_dict(),
             "ema": self.ema,
-            "room": self.room.state_dict() if self.room else {},
             "stage": self.stage,
             "spent": spent,
             "steps": steps,
@@ -150,8 +144,6 @@ class Run:
             return None
         kept = torch.load(path, map_location=self.team.device, weights_only=True)
         self.net.load_state_dict(kept["net"])
-        if self.room:
-            self.room.load_state_dict(kept["room"])
         self.ema = kept["ema"]
         self.stage, self.spent, self.rows = kept["stage"], kept["spent"], kept["rows"]
         return kept
@@ -192,12 +184,12 @@ def set_lr(
 def teacher_model(run: Run, blocks: int) -> nn.Module:
     device, compiled = run.team.device, run.args.compile
     attend = flex_attend(run.config, blocks, device) if compiled else dense_attend(run.config, blocks, device)
-    model = TeacherPass(run.net, attend) if run.room is None else RoomPass(run.net, attend, run.room)
+    model = TeacherPass(run.net, attend)
     return torch.compile(model, dynamic=False) if compiled else model
 
 
 def apply(run: Run, optimizers: list[torch.optim.Optimizer]) -> None:
-    parameters = run.parameters()
+    parameters = list(run.net.parameters())
     run.team.average(parameters)
     nn.utils.clip_grad_norm_(parameters, 1.0)
     for optimizer in optimizers:
@@ -206,22 +198,21 @@ def apply(run: Run, optimizers: list[torch.optim.Optimizer]) -> None:
 
 
 def zero_grad(run: Run) -> None:
-    for parameter in run.parameters():
+    for parameter in run.net.parameters():
         parameter.grad = None
 
 
 def teacher_step(run: Run, model: nn.Module, pool: ClipPool) -> dict[str, Tensor]:
     """Gradients of one stage A batch, added to .grad; its loss and errors."""
     index = pool.pick(run.args.batch)
-    room = None if pool.room is None else pool.room[index]
     with torch.autocast(run.team.device.type, torch.bfloat16, enabled=run.team.device.type == "cuda"):
-        loss, found = teacher_loss(model, *pool.clips(index), run.config.frames_per_block, room)
+        loss, found = teacher_loss(model, *pool.clips(index), run.config, pool.where(index))
     loss.backward()
     return {"loss": loss.detach()} | found
 
 
 def stage_a(run: Run, pool: ClipPool, model: nn.Module, kept: dict | None) -> None:
-    optimizers = make_optimizers(run.net, run.args.muon_lr, run.args.adam_lr, run.room)
+    optimizers = make_optimizers(run.net, run.args.muon_lr, run.args.adam_lr)
     steps = 0
     if kept is not None and not kept["done"]:
         for optimizer, state in zip(optimizers, kept["optimizers"], strict=True):
@@ -230,7 +221,7 @@ def stage_a(run: Run, pool: ClipPool, model: nn.Module, kept: dict | None) -> No
     teacher_step(run, model, pool)  # compiles; its gradient is dropped, its time not counted
     zero_grad(run)
     began, spent = time.monotonic() - run.spent, run.spent
-    whole = min(run.args.seconds_a, spent + run.left())
+    whole = run.team.agree(min(run.args.seconds_a, spent + run.left()))
     while spent < whole:
         set_lr(optimizers, steps, spent / whole)
         told = teacher_step(run, model, pool)
@@ -273,9 +264,7 @@ def stage_b(run: Run, pool: ClipPool, model: nn.Module, student: Student, bench:
     teacher = {name: value.clone() for name, value in run.ema.items()}
     run.stage = "b"
     student.bank = Bank.fresh(run.config, pool, run.args.rows, student.bank.expected)
-    optimizers = make_optimizers(
-        run.net, run.args.muon_lr * run.args.fine, run.args.adam_lr * 2 * run.args.fine, run.room
-    )
+    optimizers = make_optimizers(run.net, run.args.muon_lr * run.args.fine, run.args.adam_lr * 2 * run.args.fine)
     choose = torch.Generator().manual_seed(run.args.seed)
     alone, rise = (50, 150) if run.args.judge else (200, 400)  # steps before the judge pulls, and until it does in full
     began, spent, steps = time.monotonic(), 0.0, 0
@@ -351,7 +340,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--judge", help="a discriminator to go on from; default: a new one")
     parser.add_argument("--stop-at-s", type=float, default=math.inf, help="seconds after the start when all must end")
     parser.add_argument("--compare-s", type=float, default=0.0, help="of these, kept for the comparison at the end")
-    parser.add_argument("--room", action="store_true", help="stage A guesses distances and steps besides")
     parser.add_argument("--walk-frames", type=int, default=450)
     parser.add_argument("--tiny", action="store_true", help="a toy size, to try the code")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
@@ -368,7 +356,6 @@ def main(argv: list[str] | None = None) -> None:
         args.seed * 1000 + team.rank,
         min(2048, args.pool),
         PLAYERS,
-        run.room.columns if run.room else 0,
     )
     print(f"rank {team.rank}: {pool.count} clips in {pool.seconds:.1f} s", flush=True)
     kept = run.load()

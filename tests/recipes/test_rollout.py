@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+import numpy as np  # noqa: E402
+from PIL import Image  # noqa: E402
+
+from realtime_omni.models.common.keys import KEYS  # noqa: E402
 from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet  # noqa: E402
-from recipes.tiny_world.rollout import CachedPass, KeptRows, ReferencePlay, draw_noise  # noqa: E402
-from recipes.tiny_world.teacher import TeacherPass, dense_attend  # noqa: E402
+from realtime_omni.models.tiny_world.places import place_index  # noqa: E402
+from recipes.tiny_world.evaluate import WEIGHTS, load_net  # noqa: E402
+from recipes.tiny_world.rollout import (  # noqa: E402
+    CachedPass,
+    KeptRows,
+    ReferencePlay,
+    clean,
+    draw_noise,
+    reference_rollout,
+)
+from recipes.tiny_world.teacher import TeacherPass, dense_attend, sources  # noqa: E402
 from recipes.tiny_world.train import tiny_config  # noqa: E402
 
 PER = 3
@@ -33,15 +47,14 @@ def test_a_pass_sees_in_every_layer_what_a_dense_cache_of_its_window_sees(small:
                 caches[1] = fresh(config)
             x = torch.randn(2, PER, 3, config.image_size, config.image_size)
             keys = (torch.rand(2, PER, 8) < 0.2).float()
-            pose = kept.pose(keys)
-            told = (x, torch.full((2, PER), 0.3), keys, place, pose)
-            picture, k, v = CachedPass(net)(*told, kept.k, kept.v, kept.valid)
+            told = (x, torch.full((2, PER), 0.3), *kept.told(keys, place))
+            picture, fine, k, v = CachedPass(net)(*told)
             for row in range(2):
-                alone = [part[row : row + 1] for part in told]
+                alone = [part[row : row + 1] for part in told[:-3]]
                 plain = net(*alone, caches[row].attend)
-                torch.testing.assert_close(picture[row], plain[0], rtol=0, atol=1e-4)
+                torch.testing.assert_close((picture[row], fine[row]), (plain[0][0], plain[1][0]), rtol=0, atol=1e-4)
                 caches[row].blocks.append((k[:, row], v[:, row]))
-            kept.write(k, v, pose)
+            kept.write(k, v, told[2:], picture, fine)
 
 
 @pytest.mark.parametrize("near", [None, PER, 2 * PER])
@@ -54,11 +67,14 @@ def test_a_play_is_the_pass_over_kept_rows_from_pure_noise(near: int | None):
         for number in range(config.window_frames // PER + 2):
             keys = (torch.rand(rows, PER, 8) < 0.2).float()
             shown = play.block(keys, place, torch.zeros(shape) if number == 0 else None)
-            told = (keys, place, kept.pose(keys), kept.k, kept.v, kept.valid)
+            told = kept.told(keys, place)
             noise = draw_noise(shape, seed, number, 0, "cpu")
-            expected = CachedPass(net)(noise, torch.ones(rows, PER), *told)[0].clamp(-1, 1) if number else shown
-            torch.testing.assert_close(shown, expected, rtol=0, atol=1e-4)
-            kept.write(*CachedPass(net)(shown, torch.zeros(rows, PER), *told)[1:], kept.pose(keys))
+            expected, fine, *_ = CachedPass(net)(noise, torch.ones(rows, PER), *told)
+            if number == 0:
+                expected, fine = shown, torch.ones_like(fine)
+            torch.testing.assert_close(shown, expected.clamp(-1, 1), rtol=0, atol=1e-4)
+            kept.write(*CachedPass(net)(shown, torch.zeros(rows, PER), *clean(told))[2:], told, shown, fine)
+        assert fine.min() < 1  # something was moved
 
 
 @pytest.mark.parametrize("near", [None, 2 * PER])
@@ -72,12 +88,17 @@ def test_the_masks_of_training_show_a_block_what_a_session_shows_it(near: int | 
     with torch.inference_mode():
         for number in range(blocks):
             part = slice(number * PER, (number + 1) * PER)
-            told = (keys[:, part], place[:, part], kept.pose(keys[:, part]), kept.k, kept.v, kept.valid)
+            told = kept.told(keys[:, part], place[:, part])
             expected.append(CachedPass(net)(noised[:, part], torch.ones(1, PER), *told)[0])
-            kept.write(*CachedPass(net)(clip[:, part], torch.zeros(1, PER), *told)[1:], told[2])
+            given = (clip[:, part], torch.ones_like(clip[:, part, :1]))
+            kept.write(*CachedPass(net)(given[0], torch.zeros(1, PER), *clean(told))[2:], told, *given)
         level = torch.ones(1, (blocks - 1) * PER)
         model = TeacherPass(net, dense_attend(config, blocks, "cpu"))
-        found = model(clip[:, :-PER], 0 * level, noised[:, PER:], level, keys, place)
+        index, sights = sources(config, keys, place)
+        before = clip[:, index[0] * PER + PER - 1]
+        before = torch.cat((before, torch.ones_like(before[..., :1, :, :])), dim=-3)
+        assert sights[0, 2:, 1, 4].any()  # something was recalled
+        found, *_ = model(clip[:, :-PER], 0 * level, noised[:, PER:], level, keys, place, before, sights)
     torch.testing.assert_close(found, torch.cat(expected[1:], dim=1), rtol=0, atol=1e-4)
 
 
@@ -89,6 +110,8 @@ def network(small: int, near: int | None) -> TinyWorldNet:
     net = TinyWorldNet(dataclasses.replace(config, layer_windows=windows, dense_frames=near)).eval()
     for layer in net.blocks:
         torch.nn.init.normal_(layer.out.weight, std=0.1)  # zero at birth: attention would not matter
+    for part in (net.head.to_motion.weight, net.head.to_rgb.weight, net.recalled.weight):  # nor would other pictures
+        torch.nn.init.normal_(part, std=0.1)
     return net
 
 
@@ -118,3 +141,22 @@ class History:
             parts = [self.blocks[f // PER][kind][layer].unflatten(0, (PER, -1))[f % PER] for f in frames]
             seen.append(torch.cat((*parts, own[0]))[None].transpose(1, 2))
         return torch.nn.functional.scaled_dot_product_attention(q.transpose(1, 2), *seen).transpose(1, 2)
+
+
+@pytest.mark.parametrize("turns", [["l"] * 72, ["l"] * 9 + ["j"] * 9], ids=["a full turn", "there and back"])
+def test_who_turns_on_the_spot_sees_what_was_there_again(turns: list[str]):
+    """The weights that ship, from their first start picture; a view of another place has 10 to 15 dB."""
+    net = load_net(WEIGHTS, "cpu")
+    config = net.config
+    picture = Image.open(WEIGHTS / "starts" / "garden-1.png").convert("RGB")
+    shown = np.array(picture.resize((config.image_size, config.image_size)))
+    start = torch.from_numpy(shown).permute(2, 0, 1)[None, None] / 127.5 - 1
+    keys = torch.zeros(1, PER + len(turns), 8)
+    for frame, key in enumerate(turns):
+        keys[0, PER + frame, KEYS.index(key)] = 1
+    place = torch.full((1, keys.shape[1]), place_index("garden"))
+    walk = reference_rollout(net)(start.expand(-1, PER, -1, -1, -1), keys, place, 0)
+    error = (walk[:, -1] - start[:, 0]).square().mean()
+    away = (walk[:, len(turns) // 2] - start[:, 0]).square().mean()
+    assert 10 * math.log10(4 / error) > 25
+    assert 10 * math.log10(4 / away) < 20

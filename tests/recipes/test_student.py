@@ -41,9 +41,9 @@ def test_a_row_turns_where_its_picture_is_plain_and_only_if_its_player_looks():
     _, rows = bank()
     checks = torch.zeros(32, 32)
     checks[::4], checks[1::4] = 1, 1
-    rows.last[:] = 0.0
-    rows.last[3] = checks  # the fourth row sees something
-    assert gradient_energy(rows.last)[3] > 0.1
+    rows.kept.pictures[:] = 0.0
+    rows.kept.pictures[3] = checks  # the fourth row sees something
+    assert gradient_energy(rows.kept.picture)[3] > 0.1
     rows.way = torch.tensor([L, J, -1, L])
     keys = torch.zeros(ROWS, PER, 8)
     keys[..., 0] = 1

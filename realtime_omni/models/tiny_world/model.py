@@ -1,8 +1,9 @@
 """tiny-world behind the model contract: the trained network, its sampler and its places.
 
-Owns weights and start pictures. A session's state is its place, where it faces and, until the prefill, the block to be
-written next: the picture it starts from, or its latest block; everything else it remembers is KV. One tick: ``sampler_steps``
-denoise passes, uint8 frames. The clean pass, which writes keys and values, is deferred to the prefill.
+Owns weights and start pictures. A session's state is its place, the last picture of each block in its window, with where it
+stood and faced, and, until the prefill, the block to be written next: the picture it starts from, or its latest block;
+everything else it remembers is KV. One tick: ``sampler_steps`` denoise passes, uint8 frames. The clean pass, which writes
+keys and values, is deferred to the prefill.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from realtime_omni.models.tiny_world import sampler
 from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet, poses
 from realtime_omni.models.tiny_world.places import PLACES, place_index
 from realtime_omni.models.tiny_world.prompts import nearest_place
+from realtime_omni.models.tiny_world.recall import Past, recall, walked
 from realtime_omni.session.values import Artifact, ArtifactSpec, ChunkMetadata, Modality, Representation, SessionEvent
 
 if TYPE_CHECKING:
@@ -86,17 +88,38 @@ class _SavedBlock(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
+class Remembered:
+    """The last picture of a block [4, H, W] in [-1, 1] and how fine it is, in compute dtype, where it looks, and where it stood
+    by the keys (`recall.walked`)."""
+
+    picture: Tensor
+    heading: Heading
+    at: tuple[float, float, float]
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
 class TinyWorldState:
-    """A session's own memory; ``heading`` after its latest frame."""
+    """A session's own memory: ``past`` of the window's blocks, the latest last; it is never empty."""
 
     place: int
-    heading: Heading
+    past: tuple[Remembered, ...]
     unwritten: Unwritten | None
+
+    @property
+    def heading(self) -> Heading:
+        return self.past[-1].heading
+
+
+class _SavedSight(msgspec.Struct, forbid_unknown_fields=True):
+    heading: Heading
+    at: tuple[float, float, float]
+    place: Annotated[int, Meta(ge=0, lt=len(PLACES))]
 
 
 class _Saved(msgspec.Struct, forbid_unknown_fields=True):
     place: Annotated[int, Meta(ge=0, lt=len(PLACES))]
-    heading: Heading
+    past: Annotated[list[_SavedSight], Meta(min_length=1)]
     unwritten: _SavedBlock | None
 
 
@@ -204,49 +227,74 @@ class TinyWorld:
     @torch.inference_mode()
     def step(self, batch: StepBatch) -> Step:
         attention, frames = batch.attention(), self.config.frames_per_block
-        keys, places, x = {}, {}, {}
+        keys, places, ends, sources, x = {}, {}, {}, {}, {}
+        fine: dict[int, Tensor] = {}
         for number, row in enumerate(batch.rows):
             keys[number] = self._keys(row)
             places[number] = row.state.place if row.tick.prompt is None else nearest_place(row.tick.prompt)[0]
+            ends[number] = self._end(row.state, keys[number])
+            sources[number] = self._sources(row.state.past, *ends[number], places[number])
             x[number] = self._noise(row.seed, row.tick.chunk_index, 0)
         for level, following in self._levels:
             yield Checkpoint("forward")
             active = batch.active
             now, keys_BFK = torch.stack([x[r] for r in active]), torch.stack([keys[r] for r in active])
-            x0 = self._net(
+            before, seen = (torch.stack(part)[:, None] for part in zip(*(sources[r] for r in active), strict=True))
+            x0, how_fine = self._net(
                 now,
                 torch.full((len(active), frames), level, device=self._device, dtype=self._dtype),
                 keys_BFK,
                 self._places([places[r] for r in active]),
                 self._poses(batch, active, [batch.rows[r].state.heading for r in active], keys_BFK),
+                before,
+                seen,
                 lambda layer, q, k, v, rows=active: attention.attend(layer, q, k, v, rows=rows, commit=False),
             )
             x.update(zip(active, sampler.step(now, x0, level, following), strict=True))
+            fine.update(zip(active, how_fine, strict=True))
         if any(batch.rows[r].outputs for r in batch.active):
             yield Checkpoint("decode")
-        return {r: self._output(batch.rows[r], places[r], x[r].clamp(-1, 1), keys[r]) for r in batch.active}
+        return {
+            r: self._output(batch.rows[r], places[r], x[r].clamp(-1, 1), fine[r][-1], keys[r], ends[r])
+            for r in batch.active
+        }
 
     def pack(self, state: TinyWorldState) -> PackedState:
-        block = state.unwritten
-        if block is None:
-            return PackedState({}, {"place": state.place, "heading": list(state.heading), "unwritten": None})
-        tensors = {"pictures": block.pictures, "keys": block.keys}
-        kept = {"place": block.place, "heading": list(block.heading), "chunk": block.chunk}
-        return PackedState(tensors, {"place": state.place, "heading": list(state.heading), "unwritten": kept})
+        tensors = {f"past.{number}": one.picture for number, one in enumerate(state.past)}
+        past = [{"heading": list(one.heading), "at": list(one.at), "place": one.place} for one in state.past]
+        kept = None
+        if state.unwritten is not None:
+            block = state.unwritten
+            tensors |= {"pictures": block.pictures, "keys": block.keys}
+            kept = {"place": block.place, "heading": list(block.heading), "chunk": block.chunk}
+        return PackedState(tensors, {"place": state.place, "past": past, "unwritten": kept})
 
     def unpack(self, packed: PackedState) -> TinyWorldState:
-        saved = unpack_values(packed, _Saved, ("pictures", "keys") if packed.tensors else ())
-        if (saved.unwritten is None) == bool(packed.tensors):
-            raise ArgumentError("the state has a block without its tensors, or tensors without a block", path="state")
-        if saved.unwritten is None:
-            return TinyWorldState(saved.place, saved.heading, None)
-        shapes = {"pictures": self._block_shape, "keys": (self.config.frames_per_block, len(KEYS))}
-        pictures, keys = (
-            unpack_tensor(packed, name, shape, dtype=self._dtype, device=self._device) for name, shape in shapes.items()
+        saved = unpack_values(packed, _Saved, packed.tensors)
+        past_names = [f"past.{number}" for number in range(len(saved.past))]
+        if set(packed.tensors) != {*past_names, *(() if saved.unwritten is None else ("pictures", "keys"))}:
+            raise ArgumentError(f"the state has the tensors {sorted(packed.tensors)}", path="state")
+        if len(saved.past) > self._blocks:
+            raise ArgumentError(f"the state remembers {len(saved.past)} blocks, at most {self._blocks}", path="state")
+        shape = (4, *self._block_shape[2:])
+        past = tuple(
+            Remembered(
+                unpack_tensor(packed, name, shape, dtype=self._dtype, device=self._device),
+                one.heading,
+                one.at,
+                one.place,
+            )
+            for name, one in zip(past_names, saved.past, strict=True)
         )
-        block = saved.unwritten
-        unwritten = Unwritten(pictures, keys, block.place, block.heading, block.chunk)
-        return TinyWorldState(saved.place, saved.heading, unwritten)
+        block, unwritten = saved.unwritten, None
+        if block is not None:
+            shapes = {"pictures": self._block_shape, "keys": (self.config.frames_per_block, len(KEYS))}
+            shown, keys = (
+                unpack_tensor(packed, name, shape, dtype=self._dtype, device=self._device)
+                for name, shape in shapes.items()
+            )
+            unwritten = Unwritten(shown, keys, block.place, block.heading, block.chunk)
+        return TinyWorldState(saved.place, past, unwritten)
 
     def fingerprint(self) -> str:
         return self._fingerprint
@@ -264,7 +312,13 @@ class TinyWorld:
         frames = self.config.frames_per_block
         still = torch.zeros(frames, len(KEYS), device=self._device, dtype=self._dtype)
         start = Unwritten(picture_CHW.expand(frames, -1, -1, -1), still, place, heading=(0, 0), chunk=-1)
-        return TinyWorldState(place, (0, 0), start)
+        seen = torch.cat((picture_CHW, torch.ones_like(picture_CHW[:1])))
+        return TinyWorldState(place, (Remembered(seen, (0, 0), (0.0, 0.0, 0.0), place),), start)
+
+    @property
+    def _blocks(self) -> int:
+        """Blocks of the window, each of which leaves a picture."""
+        return self.config.window_frames // self.config.frames_per_block
 
     @property
     def _block_shape(self) -> tuple[int, int, int, int]:
@@ -282,6 +336,26 @@ class TinyWorld:
                     held[frame, KEYS.index(key)] = 1.0
         return held
 
+    def _sources(
+        self, past: Sequence[Remembered], heading_2: Tensor, at_3: Tensor, place: int
+    ) -> tuple[Tensor, Tensor]:
+        """(pictures [SOURCES, 4, H, W] of `Remembered`, their sights [SOURCES, 6]) of a block that ends there, in `place`."""
+        remembered = Past(
+            torch.tensor([[one.heading for one in past]]),
+            torch.tensor([[one.at for one in past]], dtype=torch.float64),
+            torch.tensor([[one.place for one in past]]),
+            torch.arange(len(past), 0, -1)[None],
+        )
+        index, seen = recall(remembered, heading_2[None], at_3[None], torch.tensor([place]), self.config.turn_steps)
+        return torch.stack([past[i].picture for i in index[0].tolist()]), seen[0].to(self._device)
+
+    def _end(self, state: TinyWorldState, keys_FK: Tensor) -> tuple[Tensor, Tensor]:
+        """(heading [2] long, position [3] float64) of the last frame of a block under `keys`, on the CPU."""
+        keys, last = keys_FK[None].cpu(), state.past[-1]
+        pose = poses(torch.zeros(1, dtype=torch.long), torch.tensor([last.heading]), keys, self.config.look_limit)
+        at = walked(torch.tensor([last.at], dtype=torch.float64), keys, pose[..., 1], self.config.turn_steps)
+        return pose[0, -1, 1:], at[0, -1]
+
     def _places(self, places: Sequence[int]) -> Tensor:
         column = torch.tensor(places, device=self._device)[:, None]
         return column.expand(-1, self.config.frames_per_block)
@@ -294,19 +368,29 @@ class TinyWorld:
         heading = torch.tensor(headings, device=self._device).view(-1, 2)
         return poses(first, heading, keys_BFK, self.config.look_limit)
 
-    def _output(self, row: StepRow, place: int, picture_FCHW: Tensor, keys_FK: Tensor) -> RowOutput:
+    def _output(
+        self,
+        row: StepRow,
+        place: int,
+        picture_FCHW: Tensor,
+        fine_1HW: Tensor,
+        keys_FK: Tensor,
+        end: tuple[Tensor, Tensor],
+    ) -> RowOutput:
         artifacts = []
         if "frames" in row.outputs:
             data = ((picture_FCHW.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
             artifacts.append(
                 Artifact("frames", Modality.VIDEO, Representation.DECODED, "TCHW", data, fps=self._spec.fps)
             )
-        before: Heading = row.state.heading
-        first, heading = torch.zeros(1, dtype=torch.long), torch.tensor([before])
-        _, turned, looked = poses(first, heading, keys_FK[None].cpu(), self.config.look_limit)[0, -1].tolist()
+        heading, at = end
+        turned, looked = heading.tolist()
         after = (turned % self.config.turn_steps, looked)
-        block = Unwritten(picture_FCHW, keys_FK, place, before, row.tick.chunk_index)
-        return RowOutput(ChunkMetadata.from_tick(row.tick), tuple(artifacts), TinyWorldState(place, after, block))
+        seen = torch.cat((picture_FCHW[-1], fine_1HW))
+        last = Remembered(seen, after, (at[0].item(), at[1].item(), at[2].item()), place)
+        block = Unwritten(picture_FCHW, keys_FK, place, row.state.heading, row.tick.chunk_index)
+        state = TinyWorldState(place, (*row.state.past, last)[-self._blocks :], block)
+        return RowOutput(ChunkMetadata.from_tick(row.tick), tuple(artifacts), state)
 
     def _fit(self, image: np.ndarray) -> Tensor:
         """Centre crop to a square, resize, [-1, 1]. Raises ArgumentError (``image_invalid``)."""
@@ -339,7 +423,11 @@ def _spec(config: NetworkConfig, fps: float, dtype: torch.dtype) -> ModelSpec:
             layer_windows=config.layer_windows,
             dense_frames=config.dense_frames,
             model_owned_bytes_per_session=(
-                dtype.itemsize * config.frames_per_block * (3 * config.image_size**2 + len(KEYS))
+                dtype.itemsize
+                * (
+                    config.frames_per_block * (3 * config.image_size**2 + len(KEYS))
+                    + 4 * config.image_size**2 * (config.window_frames // config.frames_per_block)
+                )
             ),
         ),
         artifacts=(ArtifactSpec("frames", Modality.VIDEO, Representation.DECODED, "TCHW", fps=fps, primary=True),),
@@ -353,6 +441,7 @@ def _spec(config: NetworkConfig, fps: float, dtype: torch.dtype) -> ModelSpec:
         default_prompt=PLACES[0].title,
         start_prompts={name: PLACES[place_index(name.rsplit("-", 1)[0])].title for name in starts},
         rollback_safe=True,
+        past_state_bytes=dtype.itemsize * 4 * config.image_size**2,
         takes_image=True,
     )
 

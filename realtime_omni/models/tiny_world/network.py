@@ -12,6 +12,9 @@ Where a token looks is known: the keys say how far a session has turned and look
 began. So rotary positions are those of the world: a token's column is the azimuth it sees and
 its row the elevation, and what was seen before a turn is found again where it was.
 
+And what was shown need not be drawn again: the head guesses how a block's pictures moved against the last one, and against
+one that is recalled, takes them where they hold and are not worn, and draws the rest (`Head`, `recall`).
+
 Invariants: rows of a batch never mix; frame numbers and azimuths enter only through rotary
 angles, so a row may stand at any frame and face anywhere (angles are computed in float64).
 
@@ -32,6 +35,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from realtime_omni.models.tiny_world.recall import SOURCES, relation, reproject, stood
+
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """`attend(layer, q, k, v)`: each [B, T, heads, head_dim], q and k rotated; returns the same shape."""
 Write = Callable[[int, Tensor, Tensor], None]
@@ -40,6 +45,17 @@ Write = Callable[[int, Tensor, Tensor], None]
 ROPE_BASE = 100.0  # positions that are compared lie within one window: 24 frames, 8 rows, 8 columns
 HARMONICS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 28)  # of the azimuth: whole numbers, so a full turn is none
 NOISE_FREQUENCIES = 64
+MOTION_CHANNELS = 12
+MOST_TRUST = 20.0
+UNTRUSTED = -3.0  # logit of a moved picture against what is drawn, in new weights
+COARSE, FINE = 0.3, 0.6
+"""How fine a moved picture must be to count at all, and to count in full. Fine is what was just drawn, 1; a pixel loses by
+every block that moves it while somebody walks (`KEPT` is left), and by what it is stretched. Moved for ever, walls become
+streaks."""
+KEPT = 0.9
+RETURNED = 8.0
+"""Added to the logit of a recalled picture where the eye stands where it stood: what was there before holds against what the
+last picture has of it, which the network may have drawn since."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +236,10 @@ class Layer(nn.Module):
 
 
 class Head(nn.Module):
-    """Tokens to pixels: a linear map to quarter resolution, then convolutions that cross patch seams."""
+    """Tokens to pixels: a linear map to quarter resolution, then convolutions that cross patch seams.
+
+    It guesses every pixel's motion against each source, draws with the moved sources in sight, and says how far each pixel
+    is one of theirs; but what is worn is drawn, whatever it says."""
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
@@ -229,19 +248,45 @@ class Head(nn.Module):
         self.spread = nn.Linear(config.width, refine * self.cell * self.cell)
         self.refine_in = nn.Conv2d(refine, refine, 3, padding=1)
         self.refine_out = nn.Conv2d(refine, refine, 3, padding=1)
-        self.to_detail = nn.Conv2d(refine, 4 * detail, 3, padding=1)
+        self.to_detail = nn.Conv2d(refine, 4 * (detail + MOTION_CHANNELS), 3, padding=1)
+        self.to_motion = nn.Conv2d(MOTION_CHANNELS, 8 * SOURCES, 3, padding=1)
         self.detail = nn.Conv2d(detail, detail, 3, padding=1)
-        self.to_rgb = nn.Conv2d(detail, 12, 3, padding=1)
+        self.compare = nn.Conv2d(detail + 16 * SOURCES, detail, 3, padding=1)
+        self.to_rgb = nn.Conv2d(detail, 4 * (3 + SOURCES), 3, padding=1)
+        for part in (self.to_motion, self.compare):
+            nn.init.zeros_(part.weight)
+            nn.init.zeros_(cast("Tensor", part.bias))
+        nn.init.zeros_(self.to_rgb.weight[12:])
+        nn.init.constant_(cast("Tensor", self.to_rgb.bias)[12:], UNTRUSTED)
 
-    def forward(self, h_BFND: Tensor) -> Tensor:
+    def forward(
+        self, h_BFND: Tensor, stood_BFS: Tensor, move: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """(pictures and how fine they are [B, F, 4, H, W], motion [B, F, SOURCES, 2, H, W]); `stood` of `recall`; `move` is
+        `reproject` of the sources: of motion [B * F * SOURCES, 2, H, W]."""
         B, F = h_BFND.shape[:2]
         x = self.spread(h_BFND).view(B * F, self.grid, self.grid, self.cell, self.cell, -1)
         x = x.permute(0, 5, 1, 3, 2, 4).reshape(B * F, -1, self.grid * self.cell, self.grid * self.cell)
-        x = x + self.refine_out(functional.silu(self.refine_in(functional.silu(x))))
-        x = functional.pixel_shuffle(self.to_detail(functional.silu(x)), 2)
+        x = functional.silu(x + self.refine_out(functional.silu(self.refine_in(functional.silu(x)))))
+        x = functional.pixel_shuffle(self.to_detail(x), 2)
+        x, motion = x[:, :-MOTION_CHANNELS], x[:, -MOTION_CHANNELS:]
+        motion = functional.pixel_shuffle(self.to_motion(functional.silu(motion)), 2).float()
+        here = stood_BFS.view(B * F, SOURCES, 1, 1).to(motion.dtype)
+        motion = motion.view(B * F * SOURCES, 2, *motion.shape[2:]) * (1 - here).view(-1, 1, 1, 1)
+        moved, inside, pixels = (part.view(B * F, SOURCES, *part.shape[1:]) for part in move(motion))
+        fine = moved[:, :, 3:].detach().clamp(0, 1)
+        fine = torch.where(here[..., None] > 0, fine, fine * pixels.clamp_max(1) * KEPT)
+        moved = torch.cat((moved[:, :, :3], fine), dim=2)
         x = x + self.detail(functional.silu(x))
-        x = functional.pixel_shuffle(self.to_rgb(functional.silu(x)), 2)
-        return x.view(B, F, *x.shape[1:])
+        shown = functional.pixel_unshuffle((moved * inside).flatten(1, 2), 2)
+        x = functional.silu(x + self.compare(torch.cat((functional.silu(x), shown.to(x.dtype)), dim=1)))
+        drawn = functional.pixel_shuffle(self.to_rgb(x), 2).to(moved.dtype)
+        trust = torch.cat((drawn[:, 3:4], drawn[:, 4:] + RETURNED * here[:, 1:]), dim=1)
+        share = trust.clamp_max(MOST_TRUST).exp() * inside[:, :, 0]  # against 1 for what is drawn
+        share = share / (1 + share.sum(1, keepdim=True)) * ((fine[:, :, 0] - COARSE) / (FINE - COARSE)).clamp(0, 1)
+        own = torch.cat((drawn[:, :3], torch.ones_like(drawn[:, :1])), dim=1)
+        picture = own + (share[:, :, None] * (moved - own[:, None])).sum(1)
+        return picture.view(B, F, *picture.shape[1:]), motion.view(B, F, SOURCES, *motion.shape[1:])
 
 
 class TinyWorldNet(nn.Module):
@@ -256,6 +301,7 @@ class TinyWorldNet(nn.Module):
         self.noise_mlp = nn.Sequential(nn.Linear(2 * NOISE_FREQUENCIES, width), nn.SiLU(), nn.Linear(width, width))
         self.keys_mlp = nn.Sequential(nn.Linear(2 * config.num_keys, width), nn.SiLU(), nn.Linear(width, width))
         self.place = nn.Embedding(config.num_places, width)
+        self.recalled = nn.Linear(5, width, bias=False)
         self.condition_in = nn.Linear(width, width)
         self.modulation = nn.Linear(width, 6 * width)
         self.head_modulation = nn.Linear(width, 2 * width)
@@ -263,19 +309,34 @@ class TinyWorldNet(nn.Module):
         self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
         self.head = Head(config)
         nn.init.normal_(self.place.weight, std=0.5)
+        nn.init.zeros_(self.recalled.weight)
         for zero in (self.modulation, self.head_modulation):
             nn.init.zeros_(zero.weight)
             nn.init.zeros_(zero.bias)
 
-    def forward(self, x: Tensor, t: Tensor, keys: Tensor, place: Tensor, pose: Tensor, attend: Attend) -> Tensor:
-        """The clean block x0 [B, F, 3, H, W] in about [-1, 1].
+    def forward(
+        self,
+        x: Tensor,
+        t: Tensor,
+        keys: Tensor,
+        place: Tensor,
+        pose: Tensor,
+        before: Tensor,
+        sights: Tensor,
+        attend: Attend,
+    ) -> tuple[Tensor, Tensor]:
+        """The clean block x0 [B, F, 3, H, W] in about [-1, 1], and how fine each pixel is, [B, F, 1, H, W]: 1 as drawn, less
+        the more it was stretched since.
 
         x [B, F, 3, H, W] noised block; t [B, F] noise level, 0 clean to 1 noise; keys [B, F, 8]
         0 or 1 in the order w a s d i j k l, held while the frame came about; place [B, F] long;
-        pose [B, F, 3] long as `poses` gives it. F is a multiple of frames_per_block.
+        pose [B, F, 3] long as `poses` gives it. F is a multiple of frames_per_block. What each of the
+        F / frames_per_block blocks may be taken from: before [B, blocks, SOURCES, 4, H, W], pictures
+        and how fine they are, and sights [B, blocks, SOURCES, 6] as `recall.sights` gives them.
         """
-        h, condition = self.trunk(x, t, keys, place, pose, attend)
-        return self.decode(h, condition)
+        h, condition = self.trunk(x, t, keys, place, pose, attend, told=relation(sights, self.config.turn_steps))
+        pictures, fine, _ = self.decode(h, condition, keys, pose, before, sights)
+        return pictures, fine
 
     def commit(
         self, x: Tensor, t: Tensor, keys: Tensor, place: Tensor, pose: Tensor, attend: Attend, write: Write
@@ -292,10 +353,11 @@ class TinyWorldNet(nn.Module):
         pose: Tensor,
         attend: Attend,
         write: Write | None = None,
+        told: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Tokens after the last layer [B, F, N, D], or before it where it only writes; and the condition [B, F, D], for
-        `decode`."""
-        condition = self.condition(t, keys, place)
+        `decode`. `told` [B, blocks, 5] is the `relation` of the blocks' sources; a clean pass has none."""
+        condition = self.condition(t, keys, place, told)
         h = self.embed(self.patches(x)) + self.condition_in(condition)[:, :, None] + self.position
         mod = self.modulation(condition).unflatten(-1, (6, -1))
         cos, sin = self.rope(pose)
@@ -310,13 +372,30 @@ class TinyWorldNet(nn.Module):
             write(len(inner), k, v)
         return h, condition
 
-    def decode(self, h_BFND: Tensor, condition_BFD: Tensor) -> Tensor:
+    def decode(
+        self, h_BFND: Tensor, condition_BFD: Tensor, keys_BFK: Tensor, pose_BF3: Tensor, before: Tensor, sights: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(pictures [B, F, 3, H, W], how fine they are [B, F, 1, H, W], their motion [B, F, SOURCES, 2, H, W]); see
+        `reproject`."""
+        config = self.config
         shift, scale = self.head_modulation(condition_BFD)[:, :, None].chunk(2, dim=-1)
-        picture: Tensor = self.head(modulate(self.norm(h_BFND), shift, scale))
-        return picture
+        then = sights.repeat_interleave(config.frames_per_block, dim=1)
+        turned = (pose_BF3[..., None, 1] - then[..., 0]) * (2 * math.pi / config.turn_steps)
+        looked = torch.stack((then[..., 1], pose_BF3[..., None, 2].expand_as(turned)), dim=-1) * config.look_step
 
-    def condition(self, t: Tensor, keys: Tensor, place: Tensor) -> Tensor:
-        """[B, F, D] of noise level, keys (of the frame, and summed since the block began) and place."""
+        def move(motion_N2HW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            shown = before.repeat_interleave(config.frames_per_block, dim=1).flatten(0, 2).to(motion_N2HW.dtype)
+            moved, inside, pixels = reproject(
+                shown, motion_N2HW, turned.flatten(), looked.flatten(0, 2), config.half_fov_tan
+            )
+            return moved, inside * then[..., 4].flatten()[:, None, None, None], pixels
+
+        h_BFND = modulate(self.norm(h_BFND), shift, scale)
+        pictures, motion = self.head(h_BFND, stood(sights, keys_BFK), move)
+        return pictures[:, :, :3], pictures[:, :, 3:].detach(), motion
+
+    def condition(self, t: Tensor, keys: Tensor, place: Tensor, told: Tensor | None = None) -> Tensor:
+        """[B, F, D] of noise level, keys (of the frame, and summed since the block began), place, and what `trunk` is told."""
         frequencies = torch.exp(torch.linspace(0.0, 6.0, NOISE_FREQUENCIES, device=t.device))
         angles = t.float()[..., None] * frequencies
         noise = torch.cat((angles.cos(), angles.sin()), dim=-1)
@@ -326,6 +405,8 @@ class TinyWorldNet(nn.Module):
         held = torch.cat((keys, summed), dim=-1)
         dtype = self.embed.weight.dtype
         mixed = self.noise_mlp(noise.to(dtype)) + self.keys_mlp(held.to(dtype)) + self.place(place)
+        if told is not None:
+            mixed = mixed + self.recalled(told.to(dtype)).repeat_interleave(self.config.frames_per_block, dim=1)
         return functional.silu(mixed)
 
     def patches(self, x: Tensor) -> Tensor:

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace as changed
 from PIL import Image
 
 from kv.dense_reference import DenseCache
 from realtime_omni.config import Config
-from realtime_omni.errors import ArgumentError, ConfigError
+from realtime_omni.errors import ArgumentError, ConfigError, SnapshotError
 from realtime_omni.models.common.keys import HELD, KEYS, TRACK
 from realtime_omni.models.common.noise import block_noise
 from realtime_omni.models.tiny_world import model as adapter
@@ -21,7 +22,9 @@ from realtime_omni.models.tiny_world import sampler
 from realtime_omni.models.tiny_world.model import CONTEXT_NOISE_STEP, Options, TinyWorld
 from realtime_omni.models.tiny_world.network import NetworkConfig, TinyWorldNet, poses
 from realtime_omni.models.tiny_world.places import PLACES
+from realtime_omni.models.tiny_world.recall import Past, recall, walked
 from realtime_omni.session.values import ControlInput
+from realtime_omni.snapshot.snapshot import Snapshot
 from realtime_omni.testing.check_model import check_model
 from realtime_omni.testing.inline import InlineEngine
 
@@ -81,9 +84,11 @@ class PlainWorld:
         c = net.config
         windows = c.layer_windows or (c.window_frames,) * c.layers
         self.caches = [DenseCache(c.sink_frames, window, c.tokens_per_frame, c.dense_frames) for window in windows]
-        self.frame, self.heading = 0, torch.zeros(1, 2, dtype=torch.long)
+        self.frame, self.heading, self.at = 0, torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 3).double()
+        self.past: list[tuple[torch.Tensor, ...]] = []
         still = torch.zeros(1, FRAMES, len(KEYS))
-        self._write(start.expand(1, FRAMES, -1, -1, -1), still, chunk=-1)
+        shown = start.expand(1, FRAMES, -1, -1, -1)
+        self._write(shown, torch.ones_like(shown[:, :, :1]), still, chunk=-1)
         self.chunk = 0
 
     def block(self, keys: torch.Tensor) -> torch.Tensor:
@@ -93,14 +98,18 @@ class PlainWorld:
         x = block_noise(self.seed, self.chunk, 0, shape)[None]
         levels = sampler.schedule(c.sampler_steps, c.sampler_shift)
         for number, level in enumerate(levels[:-1]):
-            x0 = self.net(x, torch.full((1, FRAMES), level), keys, self._places(), self._pose(keys), self._look)
+            told = (keys, self._places(), self._pose(keys), *self._sources(keys))
+            x0, fine = self.net(x, torch.full((1, FRAMES), level), *told, self._look)
             x = sampler.step(x, x0, level, levels[number + 1])
         x = x.clamp(-1, 1)
-        self._write(x, keys, chunk=self.chunk)
+        self._write(x, fine, keys, chunk=self.chunk)
         self.chunk += 1
         return x[0]
 
-    def _write(self, x: torch.Tensor, keys: torch.Tensor, *, chunk: int) -> None:
+    def _write(self, x: torch.Tensor, fine: torch.Tensor, keys: torch.Tensor, *, chunk: int) -> None:
+        self.at = self._walked(keys)
+        seen = torch.cat((x, fine), dim=2)[:, -1]
+        self.past.append((seen, self._pose(keys)[:, -1, 1:], self.at, torch.tensor([self.place])))
         level = self.config.context_noise
         if level:
             noise = block_noise(self.seed, chunk, CONTEXT_NOISE_STEP, x.shape[1:])
@@ -122,6 +131,16 @@ class PlainWorld:
 
     def _look(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return self.caches[layer].attend(q[0], k[0], v[0])[None].to(q.dtype)
+
+    def _walked(self, keys: torch.Tensor) -> torch.Tensor:
+        return walked(self.at, keys, self._pose(keys)[..., 1], self.config.turn_steps)[:, -1]
+
+    def _sources(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        pictures, *ends = zip(*self.past[-(self.config.window_frames // FRAMES) :], strict=True)
+        past = Past(*(torch.stack(part, 1) for part in ends), torch.arange(len(pictures), 0, -1)[None])
+        end = (self._pose(keys)[:, -1, 1:], self._walked(keys), torch.tensor([self.place]))
+        index, sights = recall(past, *end, self.config.turn_steps)
+        return torch.cat([pictures[i] for i in index[0].tolist()])[None, None], sights[:, None]
 
     def _places(self) -> torch.Tensor:
         return torch.full((1, FRAMES), self.place)
@@ -213,19 +232,75 @@ def test_keys_place_seed_and_start_change_the_picture(starts: dict[str, np.ndarr
     assert len(set(worlds)) == 5
 
 
-def test_the_start_picture_is_given_up_once_it_is_history(starts: dict[str, np.ndarray]) -> None:
+PICTURE_BYTES = 4 * 4 * SMALL.image_size**2
+"""What a session keeps of every block beside its keys and values: its last picture, and how fine it is."""
+
+
+def test_the_start_block_is_given_up_once_it_is_history(starts: dict[str, np.ndarray]) -> None:
     engine = engine_of(small_net())
     view = engine.create("a")
-    assert (view.state_bytes, view.pages_used) == (0, FRAMES)
+    assert (view.state_bytes, view.pages_used) == (PICTURE_BYTES, FRAMES)
 
 
 def test_a_session_carries_at_most_what_the_model_declares(starts: dict[str, np.ndarray]) -> None:
+    engine, blocks = engine_of(small_net()), SMALL.window_frames // FRAMES
+    engine.create("a")
+    for _ in range(blocks + 2):
+        engine.next("a")
+    spec = engine.runner.spec
+    past = spec.past_state_bytes  # of the state that a rewind goes back to
+    assert engine.view("a").state_bytes == spec.kv.model_owned_bytes_per_session + past
+    engine.cycle()
+    assert engine.view("a").state_bytes == blocks * PICTURE_BYTES + past
+
+
+def test_a_saved_session_has_every_picture_once_and_holds_no_more_when_it_is_back(
+    starts: dict[str, np.ndarray],
+) -> None:
+    blocks, back = SMALL.window_frames // FRAMES, 4
+    engine = InlineEngine(TinyWorld(small_net()), dtype="float32", rewind_blocks=back)
+    engine.create("a")
+    for _ in range(blocks + back + 2):
+        engine.next("a")
+    engine.cycle()
+    saved = Snapshot.from_bytes(engine.snapshot("a").to_bytes())
+    pictures = [tensor for name, tensor in saved.tensors.items() if ".past." in name]
+    assert len(pictures) == blocks + back  # each boundary that can be gone back to has one that the next has not
+    held = engine.view("a").state_bytes
+    engine.restore(saved, "b")
+    engine.cycle()
+    assert engine.view("b").state_bytes == held == (blocks + back) * PICTURE_BYTES
+    for name in "ab":
+        engine.rewind(name, engine.view(name).chunk_index - back)
+    went, came = (engine.next(name).artifacts["frames"].data for name in "ab")
+    assert np.array_equal(went, came)
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [
+        {"past.0": "state.9.past.0"},
+        {"past.0": "kv.0.0.k"},
+        {"past.9": "state.1.past.0"},
+        {"pictures": "state.1.past.0"},
+    ],
+    ids=str,
+)
+def test_a_saved_session_that_shares_what_it_cannot_is_refused(
+    starts: dict[str, np.ndarray], shared: dict[str, str]
+) -> None:
     engine = engine_of(small_net())
     engine.create("a")
     engine.next("a")
-    assert engine.view("a").state_bytes == engine.runner.spec.kv.model_owned_bytes_per_session
-    engine.cycle()
-    assert engine.view("a").state_bytes == 0
+    engine.next("a")
+    saved = engine.snapshot("a")
+    worker = saved.header.worker
+    present = changed(worker.present, shared=worker.present.shared | shared)
+    forged = Snapshot(changed(saved.header, worker=changed(worker, present=present)), saved.tensors)
+    with pytest.raises(SnapshotError) as refused:
+        engine.restore(forged, "b")
+    assert refused.value.code == "snapshot_corrupt"
+    engine.next("a")
 
 
 @pytest.mark.parametrize("shape", [(32, 32, 3), (40, 24, 3), (24, 40, 3), (8, 8, 3), (301, 97, 3)])
