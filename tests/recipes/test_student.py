@@ -7,7 +7,7 @@ from recipes.tiny_world.data import ClipPool
 from recipes.tiny_world.evaluate import gradient_energy
 from recipes.tiny_world.losses import Discriminator
 from recipes.tiny_world.simulator import J, L, Simulator, W
-from recipes.tiny_world.student import Bank
+from recipes.tiny_world.student import ALONE, Bank, alone
 from recipes.tiny_world.train import tiny_config
 
 PER, FRAMES, ROWS = 3, 12, 4
@@ -76,6 +76,23 @@ def test_the_truth_is_certain_where_true_blocks_looked_from_the_same_spot():
     assert rows.certain(keys, pose(0), width).flatten(1).any(1).tolist() == [True, False, True, False]
     rows.restart(bank()[0], torch.tensor([True, False, False, False]))
     assert rows.certain(keys, pose(0), width).flatten(1).any(1).tolist() == [False, False, True, False]
+
+
+def test_rows_that_draw_alone_are_shown_no_picture_and_the_others_theirs():
+    pool, rows = bank()
+    keys, place = torch.zeros(ROWS, PER, 8), torch.zeros(ROWS, PER, dtype=torch.long)
+    rows.kept.block += 1
+    told = rows.kept.told(keys, place)
+    marked = torch.tensor([True, False, False, True])
+    for part, before in zip(alone(told, marked), told, strict=True):
+        if part is before:
+            continue
+        assert before is told[4]
+        assert before[..., 0, 4].all()
+        torch.testing.assert_close(part[1:3], before[1:3])
+        assert not part[marked].any()
+    shares = [Bank.fresh(tiny_config(), pool, count, rows.expected).alone.float().mean() for count in (10, 100)]
+    assert shares == pytest.approx([ALONE, ALONE])
 
 
 def test_the_judge_of_the_whole_view_sees_neither_the_frame_before_nor_the_keys():
