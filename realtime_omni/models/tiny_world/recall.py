@@ -25,7 +25,6 @@ MOST_TURN, MOST_WALK = 14, 27  # steps apart: beyond these two pictures hardly s
 LOOK_COST = 1 / 3  # of a step of looking, in steps of turning or walking
 NEAREST_AHEAD = 0.1  # of a point in an earlier picture, in its present distances: nearer ones are behind the eye there
 AGE_COST = 1e-3  # a block older: of equals the newest
-DRAFTS = 3  # blocks after a change of place: what they show is drawn again, not shown again
 
 
 def steps(keys_BFK: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,28 +58,19 @@ class Past(NamedTuple):
         row = torch.arange(len(index_B), device=index_B.device)
         return self.heading[row, index_B], self.at[row, index_B]
 
-    def drafts(self) -> Tensor:
-        """[B, N] bool: whether a remembered picture of another place is at most `DRAFTS` blocks older."""
-        older = self.age[:, None] - self.age[:, :, None]
-        near = (older > 0) & (older <= DRAFTS) & (self.age > 0)[:, None]
-        return (near & (self.place[:, None] != self.place[:, :, None])).any(-1)
-
 
 def recall(past: Past, heading_B2: Tensor, at_B3: Tensor, place_B: Tensor, turn_steps: int) -> tuple[Tensor, Tensor]:
     """What a block is shown that ends at `heading` and `at` in `place`: (indices [B, SOURCES] of the last picture and of the
-    remembered one nearest to that end, their `sights` [B, SOURCES, 6]). A picture of another place is none, nor is a draft."""
+    remembered one nearest to that end, their `sights` [B, SOURCES, 6]). A picture of another place is not recalled."""
     turn = (past.heading[..., 0] - heading_B2[:, None, 0] + turn_steps // 2) % turn_steps - turn_steps // 2
     look = past.heading[..., 1] - heading_B2[:, None, 1]
     walk = (past.at - at_B3[:, None])[..., :2].norm(dim=-1)
-    here = (past.place == place_B[:, None]) & ~past.drafts()
-    fits = (past.age > 1) & here & (turn.abs() <= MOST_TURN) & (walk <= MOST_WALK)
+    fits = (past.age > 1) & (past.place == place_B[:, None]) & (turn.abs() <= MOST_TURN) & (walk <= MOST_WALK)
     cost = turn.abs() + LOOK_COST * look.abs() + walk + AGE_COST * past.age
     other = torch.where(fits, cost, math.inf).argmin(dim=1)
     found = fits.gather(1, other[:, None])[:, 0]
     last = (past.age == 1).long().argmax(dim=1)
-    seen = sights(*past.of(last), *past.of(other), found, turn_steps)
-    seen[:, 0, 4] = here.gather(1, last[:, None])[:, 0]
-    return torch.stack((last, other), dim=1), seen
+    return torch.stack((last, other), dim=1), sights(*past.of(last), *past.of(other), found, turn_steps)
 
 
 def sights(

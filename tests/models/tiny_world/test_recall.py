@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 from realtime_omni.models.common.keys import KEYS  # noqa: E402
 from realtime_omni.models.tiny_world.network import NetworkConfig, poses  # noqa: E402
 from realtime_omni.models.tiny_world.recall import (  # noqa: E402
-    DRAFTS,
     MOST_TURN,
     MOST_WALK,
     Past,
@@ -92,7 +91,7 @@ def test_a_full_turn_is_none_steps_count_as_turns_and_of_equals_the_newest_is_ta
     "of",
     [
         past((0, 0, 0, 0, 0)),
-        past((0, 0, 0, 0, 1), *[(40, 0, 0, 0, 0)] * DRAFTS, (0, 0, 0, 0, 0)),  # another place
+        past((0, 0, 0, 0, 1), (0, 0, 0, 0, 0)),  # another place
         past((MOST_TURN + 1, 0, 0, 0, 0), (0, 0, 0, 0, 0)),
         past((0, 0, MOST_WALK + 1, 0, 0), (0, 0, 0, 0, 0)),
         past((0, 0, 0, 0, 0), (0, 0, 0, 0, 0), ages=[0, 1]),  # an empty place of a ring
@@ -104,22 +103,6 @@ def test_where_nothing_fits_nothing_is_recalled(of: Past):
     assert sights[0, 4] == 1
     assert sights[1].abs().max() == 0
     assert relation(sights[None, None], TURN_STEPS).abs().max() == 0
-
-
-def test_what_was_first_drawn_of_a_place_is_neither_shown_again_nor_recalled():
-    pictures = [(0, 0, 0, 0, 1)] * 2
-    for number in range(DRAFTS + 3):
-        index, sights = recalled(past(*pictures))
-        assert sights[:, 4].tolist() == [float(number > DRAFTS), float(number > DRAFTS + 1)]
-        if number > DRAFTS + 1:
-            assert index[1] == 2 + DRAFTS
-        pictures.append((0, 0, 0, 0, 0))
-    ring = past(*pictures)
-    later = ring._replace(age=torch.where(ring.age > DRAFTS + 3, 0, ring.age))  # what was before is forgotten
-    assert not later.drafts()[later.age > 0].any()
-    assert ring.drafts()[0].tolist() == [False] * 2 + [True] * DRAFTS + [False] * 3
-    _, sights = recalled(ring, place=1)
-    assert sights[:, 4].tolist() == [0, 1]  # who goes back sees what was there
 
 
 def test_the_relation_is_the_turn_since_and_the_way_as_the_recalled_picture_looks():
